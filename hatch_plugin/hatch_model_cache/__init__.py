@@ -1,0 +1,1 @@
+"""Build side of hatch-model-cache: turn a recipe into a model-cache wheel."""
