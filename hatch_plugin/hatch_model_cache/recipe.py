@@ -1,0 +1,309 @@
+"""The recipe: what is to be compiled. Options and their defaults are the one dataclass `Recipe`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model_cache.errors import UsageError
+
+from . import naming
+
+if TYPE_CHECKING:
+    from .targets import Target
+
+__all__ = ["HOOK", "WHERE", "Option", "Recipe", "config_files", "load_recipe", "options", "parse"]
+
+HOOK = "model-cache"
+WHERE = f"tool.hatch.build.hooks.{HOOK}"
+
+WEIGHT_SUFFIXES = frozenset(
+    {".bin", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".nemo", ".npy", ".npz", ".onnx", ".pt", ".pth"}
+    | {".safetensors", ".tflite"}
+)
+"""Files that hold weights: never opened, never part of a recipe."""
+
+
+def _option(
+    kind: str, text: str, *, default: Any = dataclasses.MISSING, factory: Any = None, shown: str = ""
+) -> Any:
+    metadata = {"kind": kind, "help": text, "shown": shown}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The options of `[tool.hatch.build.hooks.model-cache]`; a field `serve_args` is the key `serve-args`.
+
+    Made by `parse`, which checks every value. Paths stay as written; see `config_dir`.
+    """
+
+    engine: str = _option("string", 'What will load the cache, with its exact version: `"vllm==0.33.0"`')
+    model: str = _option("string", "Model id on the Hub, or the directory or URL it is served from")
+    revision: str | None = _option(
+        "string", "Commit of the model on the Hub, from which an absent `config` is fetched", default=None
+    )
+    config: str | None = _option(
+        "string",
+        "Directory with `config.json` (and tokenizer files), relative to the project or absolute; "
+        "without it the files are fetched from the Hub (extra `hub`)",
+        default=None,
+    )
+    served_as: tuple[str, ...] = _option(
+        "list of strings",
+        "Every name the model is served under: each is a cache key of its own, all share one compile",
+        factory=tuple,
+        shown="`[model]`",
+    )
+    targets: tuple[str, ...] = _option("list of strings", "GPUs to compile for; see `model-cache targets`")
+    serve_args: tuple[str, ...] = _option(
+        "list of strings", "Arguments of `vllm serve`, without the model's name", factory=tuple
+    )
+    environment: Mapping[str, str] = _option(
+        "table of strings", "Environment variables that the serving host sets for the engine", factory=dict
+    )
+    python: str | None = _option(
+        "string", "Absolute path of the engine's interpreter; `MODEL_CACHE_PYTHON` wins over it", default=None
+    )
+    name_with_org: bool = _option(
+        "boolean", "Keep the model's organisation in the distribution's name", default=False
+    )
+    hardware: str | None = _option(
+        "string", "Hardware in the distribution's name, for targets of several architectures", default=None
+    )
+    project_dir: Path = field(default=Path(), compare=False, repr=False)
+    """Where `pyproject.toml` is; no option."""
+
+    @property
+    def engine_name(self) -> str:
+        """`vllm` of `vllm==0.33.0`."""
+        return self.engine.partition("==")[0]
+
+    @property
+    def engine_version(self) -> str:
+        """`0.33.0` of `vllm==0.33.0`."""
+        return self.engine.partition("==")[2]
+
+    @property
+    def config_dir(self) -> Path | None:
+        """Absolute path of the directory with config.json; None when it is to be fetched."""
+        return None if self.config is None else (self.project_dir / self.config).resolve()
+
+    def load_targets(self) -> tuple[Target, ...]:
+        """The targets' data, in the recipe's order."""
+        from . import targets
+
+        return tuple(targets.load(name) for name in self.targets)
+
+    @property
+    def distribution_name(self) -> str:
+        """The only name that the recipe's project may have."""
+        hardware = self.hardware or naming.hardware_name(self.load_targets())
+        if hardware is None:  # parse() has refused this
+            raise UsageError("These targets need the option `hardware`: they are of several architectures.")
+        return naming.distribution_name(self.model, hardware, with_org=self.name_with_org)
+
+    @property
+    def data_package(self) -> str:
+        """Name of the wheel's only top-level directory."""
+        return naming.data_package(self.distribution_name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options under their TOML keys, as JSON values."""
+        return {option.key: _plain(getattr(self, option.attribute)) for option in options()}
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of what decides the artifacts: the options and every file of the config directory.
+
+        `python` and the spelling of `config` stay out: they say where something is on this machine, and the
+        same recipe must have the same digest in a checkout, in an unpacked sdist and in CI. Weights are
+        never opened.
+        """
+        described = {key: value for key, value in self.as_dict().items() if key not in ("python", "config")}
+        directory = self.config_dir
+        files = None if directory is None else {name: _sha256(path) for name, path in config_files(directory)}
+        document = json.dumps({"options": described, "config": files}, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(document.encode()).hexdigest()
+
+    def warnings(self) -> list[str]:
+        """What a build should say aloud: nothing wrong, and likely to surprise on the serving host."""
+        found = []
+        if self.config is None and self.revision is None:
+            found.append(
+                f"`revision` is not set: config.json of {self.model} is fetched from the newest commit, "
+                "so the same recipe may give another wheel tomorrow."
+            )
+        for target in self.load_targets():
+            if target.unverified:
+                found.append(
+                    f"target {target.name}: no public source confirms {', '.join(target.unverified)}; "
+                    "compare with `model-cache targets probe` on such a GPU."
+                )
+        flags = {argument.partition("=")[0].replace("_", "-") for argument in self.serve_args}
+        loose = [flag for flag in ("--max-num-batched-tokens", "--max-num-seqs") if flag not in flags]
+        if loose:
+            found.append(
+                f"`serve-args` does not set {' and '.join(loose)}: the engine's default depends on the GPU "
+                "and is part of the cache key. Set it here and when serving."
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Option:
+    """One documented option of the recipe."""
+
+    key: str
+    """As written in TOML: `serve-args`."""
+    attribute: str
+    """Field of `Recipe`: `serve_args`."""
+    kind: str
+    """Type in words: `list of strings`."""
+    default: Any
+    """`dataclasses.MISSING` when the option is required."""
+    shown: str
+    """The default as the documentation writes it."""
+    help: str
+
+    @property
+    def required(self) -> bool:
+        """Whether a recipe without it is refused."""
+        return self.default is dataclasses.MISSING
+
+
+def options() -> tuple[Option, ...]:
+    """Every option, in the order of the documentation."""
+    found = []
+    for item in dataclasses.fields(Recipe):
+        if "kind" not in item.metadata:
+            continue
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        required = default is dataclasses.MISSING
+        found.append(
+            Option(
+                key=item.name.replace("_", "-"),
+                attribute=item.name,
+                kind=item.metadata["kind"],
+                default=default,
+                shown=item.metadata["shown"] or ("required" if required else _toml(default)),
+                help=item.metadata["help"],
+            )
+        )
+    return tuple(found)
+
+
+def options_table() -> str:
+    """The options as a Markdown table; the README's is compared with this."""
+    lines = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    for option in options():
+        lines.append(f"| `{option.key}` | {option.kind} | {option.shown} | {option.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "absent"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "`{}`" if isinstance(value, Mapping) else f"`{json.dumps(value)}`"  # a tuple prints as a list
+
+
+def config_files(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Files of a config directory that belong to the recipe: (relative POSIX path, path), sorted.
+
+    Weights and hidden files (`.git`, `.cache`) do not.
+    """
+    found = {}
+    for path in directory.rglob("*"):
+        relative = path.relative_to(directory)
+        if any(part.startswith(".") or part == "__pycache__" for part in relative.parts):
+            continue
+        if path.suffix.lower() not in WEIGHT_SUFFIXES and path.is_file():
+            found[relative.as_posix()] = path
+    yield from sorted(found.items())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def parse(table: Mapping[str, Any], *, where: str = WHERE, project_dir: Path | str) -> Recipe:
+    """Check the hook's table and return it as a Recipe.
+
+    table: what stands under `where` in the project's configuration.
+    where: TOML path for messages.
+    Raises UsageError that names every problem, each with its full TOML path.
+    """
+    from .recipe_checks import check
+
+    project = Path(project_dir).resolve()
+    values, problems = check(table, where, project)
+    if problems:
+        raise UsageError(f"The recipe in {project / 'pyproject.toml'} has {_count(problems)}:", problems)
+    return Recipe(**values, project_dir=project)
+
+
+def _count(problems: Sequence[str]) -> str:
+    return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+
+
+def load_recipe(project_dir: Path | str) -> Recipe:
+    """Read the recipe of a project the way hatchling does: pyproject.toml, overridden by hatch.toml.
+
+    Raises UsageError when there is none, or when it is wrong.
+    """
+    table, where = find_table(Path(project_dir))
+    return parse(table, where=where, project_dir=project_dir)
+
+
+def find_table(project_dir: Path) -> tuple[Mapping[str, Any], str]:
+    """The hook's table and its TOML path; the wheel target's own hook table wins, as in hatchling.
+
+    Raises UsageError when a file cannot be read or no such table is in it.
+    """
+    pyproject = project_dir / "pyproject.toml"
+    hatch: Any = _subtable(_load_toml(pyproject), "tool", "hatch") or {}
+    prefix = "tool.hatch."
+    hatch_toml = project_dir / "hatch.toml"
+    if hatch_toml.is_file():
+        own = _load_toml(hatch_toml)
+        if "build" in own:
+            hatch, prefix = own, ""
+    for path in (("build", "targets", "wheel", "hooks", HOOK), ("build", "hooks", HOOK)):
+        table = _subtable(hatch, *path)
+        if isinstance(table, Mapping):
+            return table, prefix + ".".join(path)
+    raise UsageError(f"{pyproject} holds no recipe: it has no table `{WHERE}`.")
+
+
+def _subtable(table: Any, *keys: str) -> Any:
+    for key in keys:
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table
+
+
+def _load_toml(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist: give the directory of a recipe project.") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
