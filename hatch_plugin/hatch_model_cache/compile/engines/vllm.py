@@ -1,0 +1,204 @@
+"""Adapter for vLLM (CUDA): compile one rank of one model for a pretended GPU, with the engine's own code throughout.
+
+Everything here that names a vLLM function was checked on the versions in `VERSIONS`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hatch_model_cache.compile.pretend import Pretence, model_loading, parameters
+
+from . import vllm_host, vllm_keys
+
+VERSIONS = frozenset({"0.33.0"})
+"""vLLM versions this adapter was checked on."""
+
+
+class CompilationDone(BaseException):
+    """Ends the engine's start-up once every compiled model is saved. Not an Exception: the engine must not catch it."""
+
+
+class Compiled:
+    """What one run of the engine left.
+
+    Attributes:
+        artifacts: per saved model (prefix, path of the artifact, {served name: key}).
+        factors: the named values in the key, see `vllm_keys.named_factors`.
+        counters: vLLM's own counters (``vllm.compilation.counter.compilation_counter``), non-zero ones.
+        config: the engine's configuration.
+    """
+
+    def __init__(self) -> None:
+        self.artifacts: list[tuple[str, Path, dict[str, str]]] = []
+        self.factors: dict[str, str] = {}
+        self.counters: dict[str, int] = {}
+        self.config: Any = None
+
+
+def parse(serve_arguments: list[str]) -> Any:
+    """Arguments as ``vllm serve`` parses them.
+
+    Args:
+        serve_arguments: what follows ``vllm serve``, the model first.
+
+    Raises:
+        SystemExit: if vLLM's parser refuses the arguments (it prints why).
+    """
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(serve_arguments)
+    if getattr(arguments, "model_tag", None):
+        arguments.model = arguments.model_tag
+    return arguments
+
+
+def ranks(arguments: Any) -> int:
+    """How many ranks compile separately: tensor × pipeline parallel size."""
+    return int(arguments.tensor_parallel_size * arguments.pipeline_parallel_size)
+
+
+def create_config(arguments: Any) -> Any:
+    """The ``VllmConfig`` that ``vllm serve`` makes of parsed arguments: same function, same usage context."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    engine_arguments = AsyncEngineArgs.from_cli_args(arguments)
+    return engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+
+
+def compile_rank(
+    pretence: Pretence, config: Any, names: list[str], rank: int, on_stage: Callable[[str], None]
+) -> Compiled:
+    """Start the engine core for one rank and stop it when every model it compiles is saved.
+
+    Args:
+        pretence: the pretended GPUs, already answering for torch and the platform.
+        config: from `create_config`, under the same pretence.
+        names: every name the model will be served under.
+        rank: this rank, 0 … world size - 1.
+        on_stage: told what happens now.
+
+    Raises:
+        RuntimeError: if the engine started without compiling anything.
+    """
+    from vllm.compilation.counter import compilation_counter
+    from vllm.v1.engine.core import EngineCore
+
+    compiled = Compiled()
+    compiled.config = config
+    pretence.before_worker()
+    _watch_compilation(pretence, compiled, names, on_stage)
+    if pretence.device.count > 1:
+        config.parallel_config.distributed_executor_backend = "uni"  # not in the key
+    on_stage("build the model")
+    try:
+        with pretence.mode:
+            EngineCore(config, _executor(rank), log_stats=False)
+    except CompilationDone:
+        pass
+    else:
+        raise RuntimeError("the engine started without saving a compiled model; is torch.compile off in serve-args?")
+    compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
+    return compiled
+
+
+def _executor(rank: int) -> type:
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    class OneRank(UniProcExecutor):  # type: ignore[misc]
+        """The in-process executor, as one rank of several."""
+
+        def _distributed_args(self) -> tuple[str, int, int]:
+            method, _, _ = super()._distributed_args()
+            return method, rank, rank
+
+    return OneRank
+
+
+def _watch_compilation(
+    pretence: Pretence, compiled: Compiled, names: list[str], on_stage: Callable[[str], None]
+) -> None:
+    """Hook the three moments of a compile: the look-up, the trace, and the first call of what was compiled."""
+    import vllm.compilation.decorators as decorators
+    import vllm.compilation.wrapper as wrapper
+    from vllm.compilation.counter import compilation_counter
+
+    patches, checked = pretence.patches, "vllm 0.33.0"
+
+    def look_up(model: Any, path: str) -> None:
+        with outside_modes():
+            keys = {name: vllm_keys.key_of(vllm_keys.lookup_path(model, name)) for name in names}
+            if not compiled.factors:
+                compiled.factors = vllm_keys.named_factors(model.vllm_config)
+        compiled.artifacts.append((model._compile_tag, Path(path), keys))
+        on_stage(f"trace {model._compile_tag}")
+
+    patches.set(decorators, "_try_load_aot_compiled_fn", look_up, why="the cache is empty", checked=checked)
+    trace = wrapper.TorchCompileWithNoGuardsWrapper.aot_compile
+
+    def trace_outside_modes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters.demote(self)
+        with outside_modes():
+            return _Saved(trace(self, *args, **kwargs))
+
+    class _Saved:
+        """The compiled function: saves itself, and is never run."""
+
+        def __init__(self, function: Any) -> None:
+            self.function = function
+
+        def save_compiled_function(self, path: str) -> None:
+            on_stage("save")
+            with outside_modes():
+                self.function.save_compiled_function(path)
+
+        def __call__(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            if compilation_counter.num_aot_artifacts_saved >= compilation_counter.num_models_seen:
+                raise CompilationDone
+            return model.forward(*args, **kwargs)
+
+    patches.set(
+        wrapper.TorchCompileWithNoGuardsWrapper,
+        "aot_compile",
+        trace_outside_modes,
+        why="Dynamo brings its own fake mode, and the result cannot run",
+        checked=checked,
+    )
+
+
+@contextmanager
+def outside_modes() -> Iterator[None]:
+    """Leave the pretence's dispatch mode for a while."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield
+
+
+def versions() -> dict[str, str]:
+    """The ``engine`` object of the manifest, for this interpreter."""
+    import platform
+
+    import torch
+    import triton
+    import vllm
+
+    return {
+        "name": "vllm",
+        "version": vllm.__version__,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": str(torch.version.cuda),
+        "python": platform.python_version(),
+        "platform": f"{sys.platform}_{platform.machine()}",
+    }
+
+
+host_answers = vllm_host.host_answers
+install_inspection = model_loading.install_inspection

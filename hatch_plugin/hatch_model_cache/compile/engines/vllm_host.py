@@ -1,0 +1,49 @@
+"""What vLLM asks of the *host*, not of the GPU, while it decides what to compile.
+
+In vllm 0.33.0 these answers steer kernels and graphs, and most are in no key, so the manifest records them. They come
+from vLLM's own functions: every ``has_*()`` of ``vllm.utils.import_utils``, and the FlashInfer ones of
+``vllm.utils.flashinfer`` that need no import of FlashInfer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from types import ModuleType
+
+_PACKAGES = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "nvidia-cutlass-dsl", "quack-kernels")
+_FLASHINFER = ("has_flashinfer", "has_flashinfer_cubin")
+
+
+def host_answers() -> dict[str, str | bool | int | None]:
+    """Names and answers: tools found (never their paths), package versions, and vLLM's own conclusions."""
+    import vllm.utils.flashinfer as flashinfer
+    import vllm.utils.import_utils as import_utils
+
+    answers: dict[str, str | bool | int | None] = {
+        "nvcc": flashinfer._flashinfer_nvcc_path() is not None,
+        "ninja": shutil.which("ninja") is not None,
+        "CXX": os.environ.get("CXX"),
+        "peer_access": True,  # pretended: see pretend/nvml.py
+    }
+    for name in _PACKAGES:
+        try:
+            answers[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            answers[name] = None
+    for name in _FLASHINFER:
+        answers[name] = bool(getattr(flashinfer, name)())
+    for name, answer in _conclusions(import_utils):
+        answers[name] = answer
+    return answers
+
+
+def _conclusions(module: ModuleType) -> Iterator[tuple[str, bool]]:
+    for name, function in sorted(vars(module).items()):
+        if name.startswith("has_") and callable(function):
+            required = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+            if not required:
+                yield name, bool(function())

@@ -1,0 +1,160 @@
+"""vLLM's cache key and the named values in it, computed by vLLM's own code.
+
+Facts of vllm 0.33.0: the AOT key is the SHA-256 over ``vllm.compilation.caching.aot_compile_hash_factors`` and
+``vllm.compilation.decorators._model_hash_key``, put together in the ``__call__`` that ``_support_torch_compile`` gives to
+every compiled model class, which then looks for ``<root>/torch_compile_cache/torch_aot_compile/<key>/rank_<r>_<dp>/model``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LONG = 200
+"""A factor's value with more characters than this is recorded by its digest."""
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+# Parts that hash a bare list of fields: the names of its items, in order, for people to read.
+_UNNAMED = {"scheduler": ("max_num_batched_tokens", "max_num_seqs")}
+
+
+class _KeyAsked(BaseException):
+    """Carries the path that the engine looks for out of its own look-up."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+def key_of(path: Path) -> str:
+    """The key in a look-up path ``…/torch_aot_compile/<key>/rank_r_dp/model``."""
+    return path.parent.parent.name
+
+
+def lookup_path(model: Any, name: str) -> Path:
+    """Where the engine would look for `model`'s artifact if it were served as `name`.
+
+    Runs the engine's own look-up up to the point where it opens the file, with ``model_config.model`` set to `name`.
+    What the look-up changes (directories, environment, the configuration) is put back.
+
+    Args:
+        model: a live module of a class decorated with ``support_torch_compile``.
+        name: the model string, for example ``"meta-llama/Llama-3.1-8B-Instruct"`` or ``"/models/llama"``.
+    """
+    import vllm.compilation.decorators as decorators
+
+    config = model.vllm_config
+
+    def ask(_: Any, path: str) -> None:
+        raise _KeyAsked(Path(path))
+
+    name_before = config.model_config.model
+    directory_before = config.compilation_config.local_cache_dir
+    environment_before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    look_up_before = decorators._try_load_aot_compiled_fn
+    config.model_config.model = name
+    decorators._try_load_aot_compiled_fn = ask
+    try:
+        type(model).__call__(model)
+    except _KeyAsked as asked:
+        _remove_empty(asked.path.parent.parent)
+        return asked.path
+    finally:
+        decorators._try_load_aot_compiled_fn = look_up_before
+        config.model_config.model = name_before
+        config.compilation_config.local_cache_dir = directory_before
+        if environment_before is None:
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+        else:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = environment_before
+    raise RuntimeError("the engine ran the model without looking for an AOT artifact")
+
+
+def named_factors(config: Any) -> dict[str, str]:
+    """The values that go into the key of `config`, by name, as text.
+
+    ``env.*`` comes from ``vllm.envs.compile_factors``, ``<part>.*`` from what each part's ``compute_hash`` passes to
+    ``vllm.config.utils.get_hash_factors``, ``inductor.*`` and ``functorch.*`` from ``get_inductor_factors``. A part that
+    names nothing is recorded by its own hash. Long values are digests; a variable that sounds like a secret is withheld.
+    """
+    import vllm.envs as envs
+    from vllm.compilation.compiler_interface import get_inductor_factors
+
+    factors: dict[str, str] = {}
+    for name, value in envs.compile_factors().items():
+        factors[f"env.{name}"] = "(withheld)" if value is not None and _SECRET_NAME.search(name) else _text(value)
+    for field in dataclasses.fields(config):
+        part = field.name.removesuffix("_config")
+        value = getattr(config, field.name)
+        if hasattr(value, "compute_hash"):
+            factors.update({f"{part}.{k}": _text(v) for k, v in _part(part, value).items()})
+    system, torch_key, inductor, functorch = get_inductor_factors()
+    factors.update({f"inductor.system.{k}": _text(v) for k, v in _flat(system)})
+    factors["torch.key"] = hashlib.sha256(torch_key).hexdigest()
+    factors.update({f"inductor.{k}": _text(v) for k, v in inductor.items()})
+    factors.update({f"functorch.{k}": _text(v) for k, v in functorch.items()})
+    return factors
+
+
+def _part(part: str, value: Any) -> dict[str, Any]:
+    seen: list[dict[str, Any]] = []
+    with _watch_hash_factors(value, seen.append):
+        digest = value.compute_hash()
+    if seen:
+        return seen[-1]  # nested parts hash themselves first
+    if part in _UNNAMED:
+        return {name: getattr(value, name) for name in _UNNAMED[part]}
+    return {"hash": digest}
+
+
+@contextmanager
+def _watch_hash_factors(value: Any, note: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """See every result of ``get_hash_factors``, whether the part's module imported it or asks for it when it runs."""
+    import sys
+
+    import vllm.config.utils as utils
+
+    real = utils.get_hash_factors
+
+    def watching(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        result: dict[str, Any] = real(*args, **kwargs)
+        note(result)
+        return result
+
+    holders = [utils, sys.modules[type(value).__module__]]
+    holders = [m for m in holders if getattr(m, "get_hash_factors", None) is real]
+    for module in holders:
+        module.get_hash_factors = watching  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in holders:
+            module.get_hash_factors = real  # type: ignore[attr-defined]
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return text if len(text) <= LONG else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _remove_empty(directory: Path) -> None:
+    for path in (directory / "inductor_cache", directory):
+        try:
+            path.rmdir()
+        except OSError:
+            return

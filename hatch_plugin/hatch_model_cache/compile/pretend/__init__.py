@@ -1,0 +1,80 @@
+"""A pretended GPU: everything in torch, Triton, NVML and vLLM that asks a live device is answered from a target record.
+
+One module per asker. Every replaced attribute carries its reason and the version it was checked on
+(`Pretence.patches.done`), and `Pretence.close` puts all of it back. Two things cannot be taken back and are harmless:
+the stand-in of libcuda that the process has loaded, and torch's no-op device guard.
+
+The answers must be there before the questions, and the questions come in three waves, hence the three methods of
+`Pretence`; `pretend` calls the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hatch_model_cache.targets import Target
+
+from . import distributed, fake_tensors, inductor, libcuda, model_loading, nvml, parameters, torch_cuda, triton_driver
+from .device import Device
+from .patches import Patches
+
+__all__ = ["Device", "Pretence", "pretend"]
+
+
+class Pretence:
+    """`count` pretended GPUs of one target.
+
+    Attributes:
+        device: the pretended GPUs and the log of what was asked of them.
+        patches: what was replaced.
+        mode: the dispatch mode in which tensors on the GPU are fake; set by `before_engine_import`.
+    """
+
+    def __init__(self, target: Target, count: int = 1) -> None:
+        self.device = Device(target, count)
+        self.patches = Patches()
+        self.mode: Any = None
+
+    def before_engine_import(self, scratch: Path) -> None:
+        """Answer for torch. Call before vllm is imported.
+
+        Args:
+            scratch: a directory for the stand-in of libcuda.
+        """
+        libcuda.install(scratch)
+        torch_cuda.install(self.patches, self.device)
+        self.mode = fake_tensors.install(self.patches, self.device)
+
+    def before_platform(self) -> None:
+        """Answer for NVML, Triton, Inductor and the process group. Call before ``vllm.platforms`` is resolved."""
+        nvml.install(self.patches, self.device)
+        triton_driver.install(self.patches, self.device)
+        inductor.install(self.patches, self.device)
+        distributed.install(self.patches)
+
+    def before_worker(self) -> None:
+        """Answer for the model loader. Call when the engine's configuration is made and its worker is not."""
+        parameters.install(self.patches)
+        model_loading.install(self.patches, self.device)
+        if self.device.count > 1:
+            distributed.install_communicators(self.patches)
+
+    def close(self) -> None:
+        """Undo every patch."""
+        self.patches.undo()
+
+
+@contextmanager
+def pretend(target: Target, *, scratch: Path, count: int = 1) -> Iterator[Pretence]:
+    """Be `count` GPUs of `target` for torch, Triton, NVML and vLLM, until the block ends."""
+    pretence = Pretence(target, count)
+    try:
+        pretence.before_engine_import(scratch)
+        pretence.before_platform()
+        model_loading.install_inspection(pretence.patches)
+        yield pretence
+    finally:
+        pretence.close()

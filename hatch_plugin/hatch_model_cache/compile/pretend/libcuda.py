@@ -1,0 +1,33 @@
+"""Asker: the dynamic linker. The engine's extension modules name libcuda.so.1 as a dependency; nothing in it is called."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+SONAME = "libcuda.so.1"
+
+
+def install(directory: Path) -> None:
+    """Load a library of that SONAME, built from ``libcuda.c``, so that the extension modules can be loaded.
+
+    A loaded library cannot be taken away again; it stays after the pretence ends.
+
+    Args:
+        directory: where the library is built.
+
+    Raises:
+        RuntimeError: if there is no C compiler or it fails.
+    """
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise RuntimeError("no C compiler (cc, gcc or clang) on PATH: it is needed once, for a 20-line stand-in of libcuda")
+    library = directory / SONAME
+    source = Path(__file__).with_name("libcuda.c")
+    command = [compiler, "-w", "-shared", "-fPIC", f"-Wl,-soname,{SONAME}", "-o", str(library), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"building the stand-in of libcuda failed: {done.stderr.strip()[-300:]}")
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

@@ -1,0 +1,61 @@
+"""Asker: vLLM's model loading and set-up. Weights get their classes, shapes and processing, but no values and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .device import Device
+from .patches import Patches
+
+CHECKED = "vllm 0.33.0"
+
+
+def install_inspection(patches: Patches) -> None:
+    """Inspect the model class in this process: here there is no CUDA context that vLLM's subprocess would protect."""
+    import vllm.model_executor.models.registry as registry
+
+    def in_process(fn: Callable[[], Any]) -> Any:
+        return fn()
+
+    patches.set(registry, "_run_in_subprocess", in_process, why="a subprocess sees no GPU", checked=CHECKED)
+
+
+def install(patches: Patches, device: Device) -> None:
+    """Replace the loader by one that reads nothing, and pinned-memory views by fake tensors.
+
+    Must come after the engine's configuration is created (it imports the worker) and before the worker is made.
+    """
+    import torch
+    import vllm.model_executor.model_loader as loading
+    import vllm.model_executor.model_loader.dummy_loader as dummy
+    import vllm.utils.torch_utils as torch_utils
+    import vllm.v1.worker.gpu.model_runner
+    import vllm.v1.worker.gpu_model_runner
+    import vllm.v1.worker.gpu_worker
+
+    patches.set_everywhere(torch_utils, "PIN_MEMORY", False, why="pinning needs the driver", checked=CHECKED)
+
+    def view(tensor: Any) -> Any:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.device("cuda", device.current))
+
+    patches.set_everywhere(
+        torch_utils,
+        "get_accelerator_view_from_cpu_tensor",
+        view,
+        why="maps host memory into the device",
+        checked=CHECKED,
+    )
+    patches.set_everywhere(
+        dummy, "initialize_single_dummy_weight", lambda *_, **__: None, why="there is no storage", checked=CHECKED
+    )
+
+    class ShapesOnlyLoader(dummy.DummyModelLoader):
+        """vLLM's loader for random weights, for any load format, without the random values."""
+
+        def __init__(self, load_config: Any) -> None:
+            self.load_config = load_config
+
+    patches.set_everywhere(
+        loading, "get_model_loader", ShapesOnlyLoader, why="no weights are read", checked=CHECKED
+    )
