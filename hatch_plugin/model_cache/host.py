@@ -1,0 +1,159 @@
+"""Facts of this host that decide whether a wheel fits: GPUs, engine, torch, triton, Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from model_cache.errors import UsageError
+
+PROBE_SECONDS = 10.0
+ASSUME_TARGET = "MODEL_CACHE_ASSUME_TARGET"
+
+_TARGET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
+_ASSIGNMENT = r"^{name}\s*(?::[^=\n]*)?=\s*(?:[A-Za-z_]\w*\s*=\s*)*['\"]([^'\"\n]+)['\"]"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU as the driver describes it: the fields of a target file. Bytes, and kHz for clocks."""
+
+    device_name: str
+    vendor: str
+    compute_capability: str
+    sm_count: int
+    total_memory: int
+    l2_cache_size: int
+    shared_memory_per_block: int
+    shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
+    registers_per_multiprocessor: int
+    max_threads_per_multiprocessor: int
+    max_threads_per_block: int
+    warp_size: int
+    clock_rate: int
+    memory_clock_rate: int
+    memory_bus_width: int
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The visible GPUs in the driver's order; reason: why there are none, in words."""
+
+    gpus: tuple[Gpu, ...]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Host:
+    """This host as a wheel meets it. A version is None when the package is not installed.
+
+    assumed: the target that the user says this host will be; then no GPU was asked for.
+    """
+
+    engine: str
+    engine_version: str | None
+    torch: str | None
+    cuda: str | None
+    triton: str | None
+    python: str
+    platform: str
+    gpus: Gpus
+    assumed: str | None = None
+
+
+def read_host(engine: str, assume_target: str | None = None, timeout: float | None = None) -> Host:
+    """Look at this host. engine: the distribution whose version is wanted, e.g. "vllm".
+
+    assume_target: name of the target to take this host for, instead of asking for GPUs.
+    timeout: seconds that the GPU probe may take, at most PROBE_SECONDS.
+    Raises UsageError for a target name that can be none.
+    """
+    if assume_target is not None and not _TARGET_NAME.fullmatch(assume_target):
+        raise UsageError(
+            f"{assume_target!r:.80} is not the name of a target; `model-cache targets` lists them"
+        )
+    torch, cuda = torch_versions()
+    return Host(
+        engine=engine,
+        engine_version=_distribution_version(engine),
+        torch=torch,
+        cuda=cuda,
+        triton=_distribution_version("triton"),
+        python=platform.python_version(),
+        platform=f"{sys.platform}_{os.uname().machine}",
+        gpus=Gpus((), "not asked") if assume_target else probe_gpus(timeout),
+        assumed=assume_target,
+    )
+
+
+def probe_gpus(timeout: float | None = None) -> Gpus:
+    """The visible GPUs (CUDA_VISIBLE_DEVICES counts, as the driver reads it), asked in a process of its own.
+
+    timeout: seconds, at most and by default PROBE_SECONDS. Never raises: whatever goes wrong is the reason.
+    """
+    program = str(Path(__file__).with_name("gpu_probe.py"))
+    limit = PROBE_SECONDS if timeout is None else min(timeout, PROBE_SECONDS)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", program],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Gpus((), f"the CUDA driver did not answer within {limit:g} s")
+    except OSError as error:
+        return Gpus((), f"the GPU probe could not be started: {error}")
+    if done.returncode:
+        return Gpus((), f"the GPU probe ended with status {done.returncode}")
+    try:
+        answer = json.loads(done.stdout)
+        names = [field.name for field in fields(Gpu)]
+        gpus = tuple(Gpu(**{name: gpu[name] for name in names}) for gpu in answer["gpus"])
+    except (ValueError, KeyError, TypeError):
+        return Gpus((), "the GPU probe gave no usable answer")
+    return Gpus(gpus, answer.get("reason"))
+
+
+def torch_versions() -> tuple[str | None, str | None]:
+    """(torch.__version__, torch.version.cuda) without importing torch.
+
+    The metadata of torch's CUDA wheels may say "2.14.0" where torch.__version__ is "2.14.0+cu130", so the
+    text of torch/version.py is read instead (written by torch's setup.py, a list of assignments).
+    """
+    text = _module_text("torch", "version.py")
+    if text is None:
+        return _distribution_version("torch"), None
+    return _assigned(text, "__version__"), _assigned(text, "cuda")
+
+
+def _module_text(package: str, file: str) -> str | None:
+    for entry in sys.path:
+        path = Path(entry or ".", package, file)
+        try:
+            return path.read_text("utf-8", "replace")
+        except OSError:
+            continue
+    return None
+
+
+def _assigned(text: str, name: str) -> str | None:
+    match = re.search(_ASSIGNMENT.format(name=name), text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _distribution_version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
