@@ -40,12 +40,9 @@ class UnknownTarget(UsageError, KeyError):  # noqa: N818 - the name is part of t
 
     def __init__(self, name: str) -> None:
         self.name = name
-        near = difflib.get_close_matches(name.lower(), names(), n=3, cutoff=0.4)
+        near = _near(name.lower())
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Known targets: {', '.join(names())}."
         super().__init__(f"Unknown target `{name}`. {hint} `model-cache targets list` shows all.")
-
-    # KeyError would print the repr of its argument.
-    __str__ = Exception.__str__
 
 
 class TargetFileError(UsageError):
@@ -133,6 +130,11 @@ def names() -> list[str]:
     return sorted(path.stem for path in _DIRECTORY.glob("*.toml"))
 
 
+def _near(name: str) -> list[str]:
+    longer = [known for known in names() if name and known.startswith(name)]  # `h100` means one of the h100-…
+    return longer or difflib.get_close_matches(name, names(), n=3, cutoff=0.4)
+
+
 def load(name: str) -> Target:
     """Return the shipped target ``name``.
 
@@ -194,8 +196,7 @@ def from_mapping(data: Mapping[str, Any], *, where: str) -> Target:
             if key in data and key not in sources and key not in unverified
         ]
     if problems:
-        listed = "; ".join(problems)
-        raise TargetFileError(f"Target file {where} is malformed: {listed}.", problems)
+        raise TargetFileError(f"Target file {where} is malformed:", problems)
     return Target(**{key: data[key] for key in _TYPES}, unverified=unverified, sources=sources)
 
 

@@ -1,0 +1,89 @@
+"""This host's GPUs as targets, and how they differ from the shipped ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from hatch_model_cache.targets import DATA_FIELDS, Target, from_mapping, load_all
+from model_cache.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from model_cache.host import Gpu
+
+__all__ = ["differences", "name_for", "probe_host", "shipped_like", "to_toml"]
+
+
+def probe_host() -> list[Target]:
+    """Return this host's GPUs in the driver's order, one Target for each.
+
+    The driver is asked in a subprocess (``model_cache.host``), so this process gets no CUDA context.
+
+    Raises:
+        NotFoundError: this host has no visible GPU, or no driver that answers.
+        TargetFileError: the driver's answer is no possible target.
+    """
+    from model_cache import host
+
+    found = host.probe_gpus()
+    if not found.gpus:
+        raise NotFoundError(
+            f"No GPU to probe on this host: {found.reason or 'the driver lists none'}. "
+            "Run this on a host of the kind to describe; `model-cache targets list` shows the shipped ones."
+        )
+    return [_target(gpu) for gpu in found.gpus]
+
+
+def differences(probed: Target, shipped: Target) -> list[tuple[str, Any, Any]]:
+    """Return ``(field, shipped value, probed value)`` for each field of the device that differs."""
+    return [
+        (name, getattr(shipped, name), getattr(probed, name))
+        for name in DATA_FIELDS
+        if getattr(shipped, name) != getattr(probed, name)
+    ]
+
+
+def shipped_like(device_name: str) -> Target | None:
+    """Return the shipped target with this device name, if there is one."""
+    return next((target for target in load_all().values() if target.device_name == device_name), None)
+
+
+def to_toml(target: Target) -> str:
+    """Return ``target`` as the text of a target file; reading it back gives an equal target."""
+    data = target.as_dict()
+    lines = [f"{key} = {_toml(value)}" for key, value in data.items()]
+    lines += ["", "[sources]"]
+    groups: dict[str, list[str]] = {}
+    for key, text in target.sources.items():
+        groups.setdefault(text, []).append(key)
+    for text, keys in groups.items():
+        key = keys[0] if len(keys) == 1 else _toml(" ".join(keys))
+        lines.append(f"{key} = {_toml(text)}")
+    return "\n".join(lines) + "\n"
+
+
+def name_for(device_name: str) -> str:
+    """Return a target name made from a device name: ``NVIDIA H100 PCIe`` gives ``h100-pcie``."""
+    words = re.findall(r"[a-z0-9]+", device_name.lower())
+    kept = [word for word in words if word not in ("nvidia", "geforce", "tesla")]
+    return "-".join(kept or words or ["gpu"])
+
+
+def _toml(value: Any) -> str:
+    # JSON's strings, integers and lists of strings are TOML's too, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _target(gpu: Gpu) -> Target:
+    """The fields of ``Gpu`` are those of a target file but for name and sources."""
+    shipped = shipped_like(gpu.device_name)
+    return from_mapping(
+        {
+            "name": shipped.name if shipped else name_for(gpu.device_name),
+            **dataclasses.asdict(gpu),
+            "sources": {" ".join(DATA_FIELDS): "cuDeviceGetAttribute on one host"},
+        },
+        where="of this host",
+    )
