@@ -1,6 +1,6 @@
 """First file of a compile process. Run by path in the engine's interpreter, where hatch-model-cache need not be installed:
 
-    python -I bootstrap.py <job.json> <descriptor>
+    python -s -P bootstrap.py <job.json> <descriptor>
 
 It makes this package importable without putting its site-packages on the path (they could shadow the engine's own), and
 lets the engine's packages be imported through a fixed neutral directory, so that no path of the building machine is
@@ -31,14 +31,12 @@ def _adopt(name: str, directory: Path) -> None:
 
 def _neutral_path(links: Path) -> None:
     """Replace every site-packages on sys.path by a link to it under `links`."""
-    links.mkdir(exist_ok=True)
-    for number, entry in enumerate(sys.path):
-        if entry.endswith(("site-packages", "dist-packages")):
-            link = links / f"{number}-packages"
-            if link.is_symlink():
-                link.unlink()
-            link.symlink_to(entry)
-            sys.path[number] = str(link)
+    links.mkdir()
+    found = [i for i, entry in enumerate(sys.path) if entry.endswith(("site-packages", "dist-packages"))]
+    for number, index in enumerate(found):
+        link = links / str(number)
+        link.symlink_to(sys.path[index])
+        sys.path[index] = str(link)
 
 
 def main() -> int:

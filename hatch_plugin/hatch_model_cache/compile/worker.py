@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -38,6 +40,7 @@ class Progress:
 
 def main(job_path: Path, descriptor: int) -> int:
     """Run the job; write ``result.json`` beside it, with an ``error`` in it if it failed."""
+    begun = time.monotonic()
     progress = Progress(descriptor)
     job = json.loads(job_path.read_text("utf-8"))
     try:
@@ -45,6 +48,10 @@ def main(job_path: Path, descriptor: int) -> int:
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         result = {"error": f"{type(error).__name__}: {error}"}
+    result["measured"] = {
+        "seconds": round(time.monotonic() - begun, 2),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
     (job_path.parent / RESULT).write_text(json.dumps(result, indent=1), "utf-8")
     sys.stdout.flush()
     sys.stderr.flush()

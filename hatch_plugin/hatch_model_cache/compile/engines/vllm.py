@@ -30,14 +30,12 @@ class Compiled:
         artifacts: per saved model (prefix, path of the artifact, {served name: key}).
         factors: the named values in the key, see `vllm_keys.named_factors`.
         counters: vLLM's own counters (``vllm.compilation.counter.compilation_counter``), non-zero ones.
-        config: the engine's configuration.
     """
 
     def __init__(self) -> None:
         self.artifacts: list[tuple[str, Path, dict[str, str]]] = []
         self.factors: dict[str, str] = {}
         self.counters: dict[str, int] = {}
-        self.config: Any = None
 
 
 def parse(serve_arguments: list[str]) -> Any:
@@ -91,9 +89,16 @@ def compile_rank(
     from vllm.v1.engine.core import EngineCore
 
     compiled = Compiled()
-    compiled.config = config
+
+    def look_up(model: Any, path: str) -> None:
+        """Note every key; find nothing, the cache is empty."""
+        keys = {name: vllm_keys.key_of(vllm_keys.lookup_path(model, name)) for name in names}
+        compiled.artifacts.append((model._compile_tag, Path(path), keys))
+        if not compiled.factors:
+            compiled.factors = vllm_keys.named_factors(model.vllm_config)
+
     pretence.before_worker()
-    _watch_compilation(pretence, compiled, names, on_stage)
+    stop_at_first_call(pretence, look_up, on_stage)
     if pretence.device.count > 1:
         config.parallel_config.distributed_executor_backend = "uni"  # not in the key
     on_stage("build the model")
@@ -121,34 +126,23 @@ def _executor(rank: int) -> type:
     return OneRank
 
 
-def _watch_compilation(
-    pretence: Pretence, compiled: Compiled, names: list[str], on_stage: Callable[[str], None]
-) -> None:
-    """Hook the three moments of a compile: the look-up, the trace, and the first call of what was compiled."""
+def stop_at_first_call(pretence: Pretence, look_up: Callable[[Any, str], Any], on_stage: Callable[[str], None]) -> None:
+    """Let the engine look up, trace and save its compiled models as always, and end it where it would run the last one.
+
+    The three moments are hooked because a dispatch mode is active around them that Dynamo and pickle must not see, and
+    because nothing can run.
+
+    Args:
+        pretence: holds the patches.
+        look_up: stands in for ``vllm.compilation.decorators._try_load_aot_compiled_fn``; is called outside the mode.
+        on_stage: told what happens now.
+    """
     import vllm.compilation.decorators as decorators
     import vllm.compilation.wrapper as wrapper
-    from vllm.compilation.counter import compilation_counter
+    from vllm.compilation.counter import compilation_counter as counter
 
-    patches, checked = pretence.patches, "vllm 0.33.0"
-
-    def look_up(model: Any, path: str) -> None:
-        with outside_modes():
-            keys = {name: vllm_keys.key_of(vllm_keys.lookup_path(model, name)) for name in names}
-            if not compiled.factors:
-                compiled.factors = vllm_keys.named_factors(model.vllm_config)
-        compiled.artifacts.append((model._compile_tag, Path(path), keys))
-        on_stage(f"trace {model._compile_tag}")
-
-    patches.set(decorators, "_try_load_aot_compiled_fn", look_up, why="the cache is empty", checked=checked)
-    trace = wrapper.TorchCompileWithNoGuardsWrapper.aot_compile
-
-    def trace_outside_modes(self: Any, *args: Any, **kwargs: Any) -> Any:
-        parameters.demote(self)
-        with outside_modes():
-            return _Saved(trace(self, *args, **kwargs))
-
-    class _Saved:
-        """The compiled function: saves itself, and is never run."""
+    class NeverRun:
+        """A compiled model that saves itself and ends the engine when it is the last one called."""
 
         def __init__(self, function: Any) -> None:
             self.function = function
@@ -159,17 +153,29 @@ def _watch_compilation(
                 self.function.save_compiled_function(path)
 
         def __call__(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            if compilation_counter.num_aot_artifacts_saved >= compilation_counter.num_models_seen:
+            if counter.num_aot_artifacts_saved + counter.num_aot_artifacts_loaded >= counter.num_models_seen:
                 raise CompilationDone
             return model.forward(*args, **kwargs)
 
-    patches.set(
-        wrapper.TorchCompileWithNoGuardsWrapper,
-        "aot_compile",
-        trace_outside_modes,
-        why="Dynamo brings its own fake mode, and the result cannot run",
-        checked=checked,
-    )
+    def hooked_look_up(model: Any, path: str) -> NeverRun | None:
+        with outside_modes():
+            loaded = look_up(model, path)
+        return None if loaded is None else NeverRun(loaded)
+
+    trace = wrapper.TorchCompileWithNoGuardsWrapper.aot_compile
+
+    def trace_outside_modes(self: Any, *args: Any, **kwargs: Any) -> NeverRun:
+        on_stage(f"trace {self._compile_tag}")
+        parameters.demote(self)
+        with outside_modes():
+            return NeverRun(trace(self, *args, **kwargs))
+
+    why = "Dynamo and pickle must not see the pretence's dispatch mode, and nothing can run"
+    for owner, name, value in (
+        (decorators, "_try_load_aot_compiled_fn", hooked_look_up),
+        (wrapper.TorchCompileWithNoGuardsWrapper, "aot_compile", trace_outside_modes),
+    ):
+        pretence.patches.set(owner, name, value, why=why, checked="vllm 0.33.0")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 LONG = 200
 """A factor's value with more characters than this is recorded by its digest."""
 
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(KEY|TOKEN|CREDENTIALS?)$|SECRET|PASSW", re.IGNORECASE)
 
 # Parts that hash a bare list of fields: the names of its items, in order, for people to read.
 _UNNAMED = {"scheduler": ("max_num_batched_tokens", "max_num_seqs")}
@@ -89,12 +89,15 @@ def named_factors(config: Any) -> dict[str, str]:
 
     factors: dict[str, str] = {}
     for name, value in envs.compile_factors().items():
-        factors[f"env.{name}"] = "(withheld)" if value is not None and _SECRET_NAME.search(name) else _text(value)
+        secret = isinstance(value, str) and _SECRET_NAME.search(name)
+        factors[f"env.{name}"] = "(withheld)" if secret else _text(value)
     for field in dataclasses.fields(config):
         part = field.name.removesuffix("_config")
         value = getattr(config, field.name)
         if hasattr(value, "compute_hash"):
             factors.update({f"{part}.{k}": _text(v) for k, v in _part(part, value).items()})
+        elif part == "additional" and value:
+            factors["additional_config"] = _text(value)
     system, torch_key, inductor, functorch = get_inductor_factors()
     factors.update({f"inductor.system.{k}": _text(v) for k, v in _flat(system)})
     factors["torch.key"] = hashlib.sha256(torch_key).hexdigest()
@@ -104,32 +107,41 @@ def named_factors(config: Any) -> dict[str, str]:
 
 
 def _part(part: str, value: Any) -> dict[str, Any]:
-    seen: list[dict[str, Any]] = []
-    with _watch_hash_factors(value, seen.append):
+    """The factors of one part of the configuration; those of a part within it are named ``<field>.<factor>``."""
+    seen: list[tuple[Any, dict[str, Any]]] = []
+    with _watch_hash_factors(lambda config, factors: seen.append((config, factors))):
         digest = value.compute_hash()
-    if seen:
-        return seen[-1]  # nested parts hash themselves first
+    named: dict[str, Any] = {}
+    for config, factors in seen:
+        inner = "" if config is value else next((f"{k}." for k, v in vars(value).items() if v is config), None)
+        if inner is not None:
+            named.update({f"{inner}{name}": factor for name, factor in factors.items()})
+    if named:
+        return named
     if part in _UNNAMED:
         return {name: getattr(value, name) for name in _UNNAMED[part]}
     return {"hash": digest}
 
 
 @contextmanager
-def _watch_hash_factors(value: Any, note: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """See every result of ``get_hash_factors``, whether the part's module imported it or asks for it when it runs."""
+def _watch_hash_factors(note: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
+    """See every result of ``get_hash_factors``, whether a module of vllm.config imported it or asks for it when it runs.
+
+    A part may still add to the result after the call, so it is to be read when the part's hash is done.
+    """
     import sys
 
     import vllm.config.utils as utils
 
     real = utils.get_hash_factors
 
-    def watching(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        result: dict[str, Any] = real(*args, **kwargs)
-        note(result)
+    def watching(config: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        result: dict[str, Any] = real(config, *args, **kwargs)
+        note(config, result)
         return result
 
-    holders = [utils, sys.modules[type(value).__module__]]
-    holders = [m for m in holders if getattr(m, "get_hash_factors", None) is real]
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("vllm.config")]
+    holders = [m for m in modules if vars(m).get("get_hash_factors") is real]
     for module in holders:
         module.get_hash_factors = watching  # type: ignore[attr-defined]
     try:

@@ -1,0 +1,218 @@
+"""From the results of the compile processes to an artifact directory: what is refused, what is kept, how it is described."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import model_cache
+from model_cache.errors import CompileError
+
+from . import cubin
+from .recipe import Recipe
+from .targets import Target
+
+CACHE = "torch_compile_cache/torch_aot_compile"
+"""Where vLLM keeps AOT artifacts under its cache root (vllm 0.33.0, vllm/compilation/decorators.py)."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one compile process reported, and its directory (which holds ``cache`` and ``engine.log``)."""
+
+    target: str
+    rank: int
+    directory: Path
+    result: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.target} rank {self.rank}"
+
+    def artifacts(self) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
+        """(prefix, path of the artifact, {served name: key}) of every compiled model."""
+        for item in self.result["artifacts"]:
+            yield item["prefix"], Path(item["path"]), item["keys"]
+
+
+def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Path) -> None:
+    """Check what the processes left and write it as an artifact directory.
+
+    Args:
+        recipe: what was to be compiled.
+        model: the directory with config.json that was compiled.
+        results: one per target and rank.
+        out: an empty directory.
+
+    Raises:
+        CompileError: naming everything that is missing or wrong.
+    """
+    targets = {target.name: target for target in recipe.load_targets()}
+    problems = [p for r in results for p in _problems(recipe, r, targets[r.target])]
+    problems += _disagreements(results)
+    if problems:
+        raise CompileError("The compile ended, but what it left cannot be shipped:", problems)
+    factors: dict[str, Mapping[str, str]] = {}
+    entries: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for result in results:
+        identifier = _factor_set(factors, result.result["factors"])
+        for prefix, path, keys in result.artifacts():
+            file = _keep(result, prefix, path, out)
+            for name, key in keys.items():
+                entry = entries.setdefault((result.target, prefix, name), _entry(result, prefix, name, key, identifier))
+                entry["ranks"].append(path.parent.name.removeprefix("rank_"))
+                entry["files"].append(file)
+    _keep_logs(results, out)
+    first = results[0].result
+    document = {
+        "schema_version": 1,
+        "recipe_digest": recipe.digest(),
+        "engine": first["engine"],
+        "model": {
+            "id": recipe.model,
+            "revision": recipe.revision,
+            "config_sha256": hashlib.sha256((model / "config.json").read_bytes()).hexdigest(),
+            "architectures": first["architectures"],
+            "served_as": list(recipe.served_as),
+        },
+        "targets": [{k: v for k, v in target.as_dict().items() if k != "sources"} for target in targets.values()],
+        "serve": {"arguments": list(recipe.serve_args), "environment": dict(recipe.environment)},
+        "build": {
+            "mode": "cross",
+            "tool": f"hatch-model-cache {model_cache.__version__}",
+            "recipe_digest": recipe.digest(),
+            "warnings": recipe.warnings(),
+            "stand_ins": _stand_ins(results),
+        },
+        "host_answers": first["host_answers"],
+        "factors": factors,
+        "entries": list(entries.values()),
+        "kernels": _kernels(results),
+    }
+    (out / "artifacts.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def _problems(recipe: Recipe, rank: RankResult, target: Target) -> Iterator[str]:
+    counters = rank.result["counters"]
+    models, saved = counters.get("num_models_seen", 0), counters.get("num_aot_artifacts_saved", 0)
+    if not saved or saved < models:
+        yield f"{rank}: the engine saved {saved} of the {models} models it compiles"
+    if not counters.get("num_compiled_artifacts_saved", 0):
+        yield f"{rank}: the artifact holds no compiled part (num_artifacts = 0): it would load and run uncompiled"
+    if not rank.result["artifacts"]:
+        yield f"{rank}: no artifact"
+    scratch = str(rank.directory.parent)
+    for name, value in rank.result["factors"].items():
+        if scratch in value:
+            yield f"{rank}: the key depends on a path of the building machine: factor {name}"
+    known = {kernel["sha256"] for kernel in rank.result["kernels"]}
+    for prefix, path, keys in rank.artifacts():
+        for name in recipe.served_as:
+            if name not in keys:
+                yield f"{rank}: no key of {prefix} for the served name {name!r}"
+        if not path.is_file():
+            yield f"{rank}: the artifact of {prefix} is missing (the engine's log says why it could not be saved)"
+            continue
+        yield from (f"{rank}: leftover file {p.name} beside {prefix}" for p in path.parent.iterdir() if p != path)
+        yield from (f"{rank}: {prefix}: {problem}" for problem in _kernel_problems(path.read_bytes(), target, known))
+
+
+def _kernel_problems(data: bytes, target: Target, known: set[str]) -> Iterator[str]:
+    """What is wrong with the kernels inside an artifact; they are found by their ELF headers, nothing is unpickled."""
+    shipped = list(cubin.embedded(data))
+    if not shipped:
+        yield "no GPU kernel in the artifact"
+    wrong = Counter(cubin.architecture(c) for c in shipped)
+    wrong.pop(target.ptx_arch, None)
+    for arch, count in sorted(wrong.items()):
+        yield f"{count} kernels are for {arch}, the target is {target.ptx_arch}"
+    strangers = {hashlib.sha256(c).hexdigest() for c in shipped} - known
+    if strangers:
+        yield f"{len(strangers)} kernels in the artifact were not compiled by this process"
+
+
+def _disagreements(results: Sequence[RankResult]) -> Iterator[str]:
+    """Processes of one build must agree on the engine, the host, and (for one target) on every key."""
+    first = results[0]
+    for other in results[1:]:
+        for what in ("engine", "host_answers", "architectures"):
+            if other.result[what] != first.result[what]:
+                yield f"{other} and {first} disagree on {what}"
+    keys: dict[tuple[str, str], tuple[RankResult, Mapping[str, str]]] = {}
+    for rank in results:
+        for prefix, _, found in rank.artifacts():
+            before, expected = keys.setdefault((rank.target, prefix), (rank, found))
+            if found != expected:
+                yield f"{rank} and {before} have different keys for {prefix}"
+
+
+def _entry(rank: RankResult, prefix: str, name: str, key: str, factors: str) -> dict[str, Any]:
+    return {
+        "directory": f"{CACHE}/{key}",
+        "component": "vllm-aot",
+        "key": key,
+        "prefix": prefix,
+        "target": rank.target,
+        "served_as": name,
+        "ranks": [],
+        "factors": factors,
+        "factor_overrides": {"model.model": name},
+        "files": [],
+    }
+
+
+def _keep(rank: RankResult, prefix: str, path: Path, out: Path) -> dict[str, Any]:
+    """Copy an artifact into the artifact directory and describe it."""
+    source = f"files/{rank.target}/{path.parent.name}/{prefix}/{path.name}"
+    destination = out / source
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, destination)
+    with destination.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "path": f"{path.parent.name}/{path.name}",
+        "source": source,
+        "sha256": digest,
+        "size": destination.stat().st_size,
+        "mode": "0644",
+        "kind": "vllm-aot-model",
+        "contains": ["bytecode", "cubin", "pickle"],
+    }
+
+
+def _keep_logs(results: Sequence[RankResult], out: Path) -> None:
+    logs = out / "logs"
+    logs.mkdir()
+    for rank in results:
+        shutil.copyfile(rank.directory / "engine.log", logs / f"{rank.directory.name}.log")
+    measured = {rank.directory.name: rank.result["measured"] for rank in results}
+    (logs / "measured.json").write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+
+
+def _factor_set(known: dict[str, Mapping[str, str]], factors: Mapping[str, str]) -> str:
+    """The identifier of a set of factors; equal sets (the ranks of one target) share one."""
+    shared = {name: value for name, value in factors.items() if name != "model.model"}
+    for identifier, other in known.items():
+        if other == shared:
+            return identifier
+    identifier = f"f{len(known) + 1}"
+    known[identifier] = shared
+    return identifier
+
+
+def _stand_ins(results: Sequence[RankResult]) -> list[dict[str, Any]]:
+    total: Counter[tuple[str, str]] = Counter()
+    for rank in results:
+        for item in rank.result["stand_ins"]:
+            total[item["site"], item["answer"]] += item["count"]
+    return [{"site": s, "answer": a, "count": n} for (s, a), n in sorted(total.items())]
+
+
+def _kernels(results: Sequence[RankResult]) -> list[dict[str, Any]]:
+    found = {(r.target, k["sha256"]): {**k, "target": r.target} for r in results for k in r.result["kernels"]}
+    return [kernel for _, kernel in sorted(found.items())]

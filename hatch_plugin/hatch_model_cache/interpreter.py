@@ -1,0 +1,75 @@
+"""Which interpreter has the engine, and what a compile process may see of this machine's environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from model_cache.errors import UsageError
+
+VARIABLE = "MODEL_CACHE_PYTHON"
+
+_KEPT = ("PATH", "LD_LIBRARY_PATH")
+"""What a compile process inherits. PATH because the engine asks for nvcc and ninja; nothing that it hashes."""
+
+
+def choose(engine: str, recipe_python: str | None) -> str:
+    """The engine's interpreter: MODEL_CACHE_PYTHON, else the recipe's `python`, else this one if it has the engine.
+
+    Args:
+        engine: name of the engine's import package, for example ``"vllm"``.
+        recipe_python: the recipe's `python`.
+
+    Raises:
+        UsageError: if none is given and this interpreter has no such package, or the one given does not run.
+    """
+    given = os.environ.get(VARIABLE)
+    if given:
+        return _runnable(given, f"{VARIABLE}={given}")
+    if recipe_python:
+        return _runnable(recipe_python, f"`python` = {recipe_python!r} of the recipe")
+    if importlib.util.find_spec(engine) is not None:
+        return sys.executable
+    raise UsageError(
+        f"No interpreter with {engine} is known: set {VARIABLE} to one (absolute path), or `python` in the recipe, "
+        "or give compiled artifacts (MODEL_CACHE_ARTIFACTS, or ./artifacts from `model-cache compile . --out artifacts`)."
+    )
+
+
+def _runnable(python: str, source: str) -> str:
+    if not Path(python).is_absolute():
+        raise UsageError(f"{source} must be an absolute path: the build runs in another directory.")
+    try:
+        done = subprocess.run([python, "-I", "-c", ""], capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{source} cannot be run: {error}") from None
+    if done.returncode:
+        raise UsageError(f"{source} is no Python interpreter (exit status {done.returncode}).")
+    return python
+
+
+def scrubbed_environment(recipe_environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
+    """The whole environment of a compile process: the recipe's, what `_KEPT` names, and neutral places to write.
+
+    Args:
+        recipe_environment: what the serving host will set for the engine; it wins over everything else.
+        scratch: the process's own directory.
+    """
+    neutral = {
+        "HOME": str(scratch / "home"),
+        "TMPDIR": str(scratch / "tmp"),
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "VLLM_CACHE_ROOT": str(scratch / "cache"),
+        "HF_HUB_OFFLINE": "1",  # the model is a local directory; its name is put into the key afterwards
+        "MODEL_CACHE_DISABLE": "1",
+        "CUDA_CACHE_DISABLE": "1",
+        "PYTHONHASHSEED": "0",  # the order of sets shows in artifacts
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a pool of processes would not share the pretence; not in the key
+    }
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return {**kept, **neutral, **recipe_environment}
