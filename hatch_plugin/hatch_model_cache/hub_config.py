@@ -1,14 +1,10 @@
-"""A model's configuration: the recipe's directory, or its small files from the Hub. Never weights."""
+"""A model's configuration from the Hub: its small files, never weights."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from model_cache.errors import ModelCacheError, UsageError
-
-if TYPE_CHECKING:
-    from .recipe import Recipe
 
 ALLOW = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 """Configuration, tokenizer and processor files."""
@@ -16,17 +12,10 @@ ALLOW = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 IGNORE = ("*.index.json", "consolidated*", "original/*", "onnx/*", "*/checkpoint*", ".*")
 
 
-def config_directory(recipe: Recipe, scratch: Path) -> Path:
-    """The directory with the model's config.json.
+def fetch(model: str, revision: str | None, into: Path | None = None) -> Path:
+    """Download the small files of Hub model `model` at `revision` (None: the newest).
 
-    scratch: where fetched files go, when the recipe has no `config`. Raises as `fetch` does.
-    """
-    return recipe.config_dir or fetch(recipe.model, recipe.revision, scratch)
-
-
-def fetch(model: str, revision: str | None, into: Path) -> Path:
-    """Download the small files of Hub model `model` at `revision` (None: the newest) into directory `into`.
-
+    into: a directory for them; by default huggingface_hub's own cache. Returns where config.json is.
     Raises UsageError when huggingface_hub is missing, ModelCacheError when the Hub gives no config.json.
     """
     try:
@@ -39,18 +28,20 @@ def fetch(model: str, revision: str | None, into: Path) -> Path:
         ) from None
     where = f"{model} at {revision or 'its newest revision'}"
     try:
-        snapshot_download(
-            model,
-            revision=revision,
-            local_dir=into,
-            allow_patterns=list(ALLOW),
-            ignore_patterns=list(IGNORE),
+        directory = Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                local_dir=into,
+                allow_patterns=list(ALLOW),
+                ignore_patterns=list(IGNORE),
+            )
         )
     except Exception as error:  # many kinds: network, HTTP, gated, validation
         reason = str(error).strip().splitlines()
         raise ModelCacheError(
             f"The configuration of {where} cannot be fetched from the Hub: {reason[0] if reason else error!r}"
         ) from None
-    if not (into / "config.json").is_file():
+    if not (directory / "config.json").is_file():
         raise ModelCacheError(f"{where} holds no config.json on the Hub.")
-    return into
+    return directory

@@ -66,8 +66,14 @@ class Watch:
                 values.append((f"the value of the environment variable {name}", encoded))
         return cls(tuple(values))
 
-    def found_in(self, content: bytes | mmap) -> Iterator[str]:
-        """Descriptions of the values that are in `content`."""
+    def leaks(self, content: bytes | mmap, *, text: bool) -> Iterator[str]:
+        """What must not be in `content` and is, in words.
+
+        text: search well-known forms of secrets too; among random bytes they would come up by chance.
+        """
         for description, value in self.values:
             if content.find(value) >= 0:
                 yield description
+        kind = secret_kind(content) if text else None
+        if kind:
+            yield kind

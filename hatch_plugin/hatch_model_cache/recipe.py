@@ -29,9 +29,7 @@ WEIGHT_SUFFIXES = frozenset(
 """Files that hold weights: never opened, never part of a recipe."""
 
 
-def _option(
-    kind: str, text: str, *, default: Any = dataclasses.MISSING, factory: Any = None, shown: str = ""
-) -> Any:
+def _option(kind: str, text: str, *, default: Any = dataclasses.MISSING, factory: Any = None, shown: str = "") -> Any:
     metadata = {"kind": kind, "help": text, "shown": shown}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
@@ -72,9 +70,7 @@ class Recipe:
     python: str | None = _option(
         "string", "Absolute path of the engine's interpreter; `MODEL_CACHE_PYTHON` wins over it", default=None
     )
-    name_with_org: bool = _option(
-        "boolean", "Keep the model's organisation in the distribution's name", default=False
-    )
+    name_with_org: bool = _option("boolean", "Keep the model's organisation in the distribution's name", default=False)
     hardware: str | None = _option(
         "string", "Hardware in the distribution's name, for targets of several architectures", default=None
     )
@@ -275,19 +271,26 @@ def find_table(project_dir: Path) -> tuple[Mapping[str, Any], str]:
 
     Raises UsageError when a file cannot be read or no such table is in it.
     """
-    pyproject = project_dir / "pyproject.toml"
-    hatch: Any = _subtable(_load_toml(pyproject), "tool", "hatch") or {}
-    prefix = "tool.hatch."
+    build, prefix = build_table(project_dir)
+    for path in (("targets", "wheel", "hooks", HOOK), ("hooks", HOOK)):
+        table = _subtable(build, *path)
+        if isinstance(table, Mapping):
+            return table, ".".join((prefix, *path))
+    raise UsageError(f"{project_dir / 'pyproject.toml'} holds no recipe: it has no table `{WHERE}`.")
+
+
+def build_table(project_dir: Path) -> tuple[Any, str]:
+    """hatchling's build table and its TOML path; one in hatch.toml replaces that of pyproject.toml.
+
+    Raises UsageError when a file cannot be read.
+    """
+    pyproject = _load_toml(project_dir / "pyproject.toml")
     hatch_toml = project_dir / "hatch.toml"
     if hatch_toml.is_file():
-        own = _load_toml(hatch_toml)
-        if "build" in own:
-            hatch, prefix = own, ""
-    for path in (("build", "targets", "wheel", "hooks", HOOK), ("build", "hooks", HOOK)):
-        table = _subtable(hatch, *path)
-        if isinstance(table, Mapping):
-            return table, prefix + ".".join(path)
-    raise UsageError(f"{pyproject} holds no recipe: it has no table `{WHERE}`.")
+        hatch = _load_toml(hatch_toml)
+        if "build" in hatch:
+            return hatch["build"], "build"
+    return _subtable(pyproject, "tool", "hatch", "build"), "tool.hatch.build"
 
 
 def _subtable(table: Any, *keys: str) -> Any:

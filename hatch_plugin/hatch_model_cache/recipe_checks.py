@@ -138,9 +138,7 @@ class _Checker:
     def config(self, config: str | None, model: str | None) -> None:
         if config is None:
             if "config" not in self.table and model and not _is_hub_id(model):
-                self.problem(
-                    "config", f"is missing, and `model` {model!r} is no Hub id that it could be fetched from."
-                )
+                self.problem("config", f"is missing, and `model` {model!r} is no Hub id that it could be fetched from.")
             return
         text = _config_problem(config, self.project)
         if text:
@@ -158,21 +156,15 @@ class _Checker:
                 f'is required for several architectures ({architectures}): say it, like "a100-h100".',
             )
         elif len(known) == 1 and hardware is not None and hardware != natural:
-            self.problem(
-                "hardware", f"is {hardware!r} but the only target is {natural!r}; leave the option away."
-            )
+            self.problem("hardware", f"is {hardware!r} but the only target is {natural!r}; leave the option away.")
 
-    def serve_args(
-        self, arguments: tuple[str, ...], served_as: tuple[str, ...], revision: str | None
-    ) -> None:
+    def serve_args(self, arguments: tuple[str, ...], served_as: tuple[str, ...], revision: str | None) -> None:
         names = {*served_as, self.table.get("model")}
         for index, argument in enumerate(arguments):
             flag, equals, value = argument.partition("=")
             flag = flag.replace("_", "-") if argument.startswith("--") else flag
             # A model's name after a flag is that flag's value (`--tokenizer org/M`).
-            positional = not argument.startswith("-") and (
-                index == 0 or not arguments[index - 1].startswith("-")
-            )
+            positional = not argument.startswith("-") and (index == 0 or not arguments[index - 1].startswith("-"))
             text = None
             if flag == "--model":
                 text = "the model is the option `model`, and its served names are `served-as`."
