@@ -1,4 +1,4 @@
-"""From the results of the compile processes to an artifact directory: what is refused, what is kept, how it is described."""
+"""From the results of the compile processes to an artifact directory: what is refused, what is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import model_cache
 from model_cache.errors import CompileError
 
-from . import cubin
+from . import artifacts, cubin
 from .recipe import Recipe
 from .targets import Target
 
@@ -80,7 +80,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
             "architectures": first["architectures"],
             "served_as": list(recipe.served_as),
         },
-        "targets": [{k: v for k, v in target.as_dict().items() if k != "sources"} for target in targets.values()],
+        "targets": [target.as_dict() for target in targets.values()],
         "serve": {"arguments": list(recipe.serve_args), "environment": dict(recipe.environment)},
         "build": {
             "mode": "cross",
@@ -94,7 +94,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
         "entries": list(entries.values()),
         "kernels": _kernels(results),
     }
-    (out / "artifacts.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", "utf-8")
+    artifacts.write(out, document)
 
 
 def _problems(recipe: Recipe, rank: RankResult, target: Target) -> Iterator[str]:

@@ -178,7 +178,7 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
 
 
 def _lines(process: subprocess.Popen[bytes], pipe: io.FileIO) -> Iterator[bytes]:
-    """Lines from the pipe until the process ends. Not until end of file: a child of the engine may hold the pipe open."""
+    """Lines from the pipe until the process ends, not until end of file: a child of the engine may hold it open."""
     pending = b""
     while True:
         ended = process.poll() is not None

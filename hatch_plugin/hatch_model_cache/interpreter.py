@@ -36,7 +36,7 @@ def choose(engine: str, recipe_python: str | None) -> str:
         return sys.executable
     raise UsageError(
         f"No interpreter with {engine} is known: set {VARIABLE} to one (absolute path), or `python` in the recipe, "
-        "or give compiled artifacts (MODEL_CACHE_ARTIFACTS, or ./artifacts from `model-cache compile . --out artifacts`)."
+        "or give artifacts compiled elsewhere (MODEL_CACHE_ARTIFACTS, or ./artifacts in the project)."
     )
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 
 class Progress(Protocol):
@@ -39,7 +39,7 @@ class Terminal:
         self._stage: dict[str, str] = {}
         self._live = _live()
 
-    def __enter__(self) -> Terminal:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
@@ -52,7 +52,7 @@ class Terminal:
         self._live.console(f"{self._elapsed()}  {job}: {name}")
         self._show()
 
-    def kernel(self, job: str, name: str) -> None:
+    def kernel(self, job: str, name: str) -> None:  # noqa: ARG002
         """Counts in the living line."""
         self._kernels[job] = self._kernels.get(job, 0) + 1
         self._show()
@@ -84,7 +84,7 @@ class _Plain:
     def stop(self) -> None:
         return None
 
-    def update(self, text: str) -> None:
+    def update(self, text: str) -> None:  # noqa: ARG002
         return None
 
     def console(self, text: str) -> None:

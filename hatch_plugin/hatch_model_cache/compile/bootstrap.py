@@ -1,4 +1,4 @@
-"""First file of a compile process. Run by path in the engine's interpreter, where hatch-model-cache need not be installed:
+"""First file of a compile process. Run by path in the engine's interpreter, which need not have hatch-model-cache:
 
     python -s -P bootstrap.py <job.json> <descriptor>
 

@@ -63,8 +63,8 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
     """Compile what `job` says.
 
     Args:
-        job: ``target`` (its name), ``engine`` and ``version``, ``model`` (directory with config.json), ``serve_arguments``,
-            ``served_as``, ``rank``.
+        job: ``target`` (its name), ``engine`` and ``version``, ``model`` (directory with config.json),
+            ``serve_arguments``, ``served_as``, ``rank``.
         scratch: directory of this process.
         progress: told of stages and kernels.
     """

@@ -1,8 +1,9 @@
 """vLLM's cache key and the named values in it, computed by vLLM's own code.
 
 Facts of vllm 0.33.0: the AOT key is the SHA-256 over ``vllm.compilation.caching.aot_compile_hash_factors`` and
-``vllm.compilation.decorators._model_hash_key``, put together in the ``__call__`` that ``_support_torch_compile`` gives to
-every compiled model class, which then looks for ``<root>/torch_compile_cache/torch_aot_compile/<key>/rank_<r>_<dp>/model``.
+``vllm.compilation.decorators._model_hash_key``, put together in the ``__call__`` that ``_support_torch_compile`` gives
+to every compiled model class. It then looks for
+``<root>/torch_compile_cache/torch_aot_compile/<key>/rank_<rank>_<dp rank>/model``.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def named_factors(config: Any) -> dict[str, str]:
     """The values that go into the key of `config`, by name, as text.
 
     ``env.*`` comes from ``vllm.envs.compile_factors``, ``<part>.*`` from what each part's ``compute_hash`` passes to
-    ``vllm.config.utils.get_hash_factors``, ``inductor.*`` and ``functorch.*`` from ``get_inductor_factors``. A part that
-    names nothing is recorded by its own hash. Long values are digests; a variable that sounds like a secret is withheld.
+    ``vllm.config.utils.get_hash_factors``, ``inductor.*`` and ``functorch.*`` from ``get_inductor_factors``. A part
+    that names nothing is recorded by its own hash. Long values are digests; what sounds like a secret is withheld.
     """
     import vllm.envs as envs
     from vllm.compilation.compiler_interface import get_inductor_factors
@@ -125,7 +126,7 @@ def _part(part: str, value: Any) -> dict[str, Any]:
 
 @contextmanager
 def _watch_hash_factors(note: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
-    """See every result of ``get_hash_factors``, whether a module of vllm.config imported it or asks for it when it runs.
+    """See every result of ``get_hash_factors``, whether a module of vllm.config imported it early or imports it late.
 
     A part may still add to the result after the call, so it is to be read when the part's hash is done.
     """

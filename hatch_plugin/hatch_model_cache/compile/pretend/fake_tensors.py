@@ -17,7 +17,7 @@ CHECKED = "torch 2.14.0"
 WITHOUT_FAKE_KERNEL: dict[str, Callable[..., Any]] = {}
 
 
-class MissingFakeKernel(RuntimeError):
+class MissingFakeKernelError(RuntimeError):
     """The engine ran an operator on the pretended GPU whose result's shape nobody has stated."""
 
 
@@ -117,7 +117,7 @@ def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours:
         try:
             return dispatch(self, func, types, args, kwargs)
         except (fake_tensor.UnsupportedOperatorException, fake_tensor.DynamicOutputShapeException) as error:
-            raise MissingFakeKernel(
+            raise MissingFakeKernelError(
                 f"operator {func._schema.name} has no fake kernel (asked at {_site()}); "
                 f"state its result's shape in {__name__}.WITHOUT_FAKE_KERNEL"
             ) from error

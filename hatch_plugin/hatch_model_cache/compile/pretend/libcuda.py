@@ -1,4 +1,4 @@
-"""Asker: the dynamic linker. The engine's extension modules name libcuda.so.1 as a dependency; nothing in it is called."""
+"""Asker: the dynamic linker. The engine's extension modules depend on libcuda.so.1; nothing in it is called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def install(directory: Path) -> None:
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise RuntimeError("no C compiler (cc, gcc or clang) on PATH: it is needed once, for a 20-line stand-in of libcuda")
+        raise RuntimeError("no C compiler (cc, gcc or clang) on PATH: it builds the stand-in of libcuda")
     library = directory / SONAME
     source = Path(__file__).with_name("libcuda.c")
     command = [compiler, "-w", "-shared", "-fPIC", f"-Wl,-soname,{SONAME}", "-o", str(library), str(source)]

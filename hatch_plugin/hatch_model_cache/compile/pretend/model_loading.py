@@ -1,4 +1,4 @@
-"""Asker: vLLM's model loading and set-up. Weights get their classes, shapes and processing, but no values and no file."""
+"""Asker: vLLM's model loading and set-up. Weights get classes, shapes and processing, but no values and no file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def install(patches: Patches, device: Device) -> None:
     import vllm.utils.torch_utils as torch_utils
     import vllm.v1.worker.gpu.model_runner
     import vllm.v1.worker.gpu_model_runner
-    import vllm.v1.worker.gpu_worker
+    import vllm.v1.worker.gpu_worker  # noqa: F401 - these three hold copies of what is replaced below
 
     patches.set_everywhere(torch_utils, "PIN_MEMORY", False, why="pinning needs the driver", checked=CHECKED)
 
@@ -50,7 +50,7 @@ def install(patches: Patches, device: Device) -> None:
         dummy, "initialize_single_dummy_weight", lambda *_, **__: None, why="there is no storage", checked=CHECKED
     )
 
-    class ShapesOnlyLoader(dummy.DummyModelLoader):
+    class ShapesOnlyLoader(dummy.DummyModelLoader):  # type: ignore[misc]
         """vLLM's loader for random weights, for any load format, without the random values."""
 
         def __init__(self, load_config: Any) -> None:

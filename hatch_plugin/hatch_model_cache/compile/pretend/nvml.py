@@ -1,4 +1,4 @@
-"""Asker: NVML, through vLLM's bundled bindings. vLLM's CUDA platform identifies GPUs with it, without a CUDA context."""
+"""Asker: NVML, through vLLM's bundled bindings. vLLM's CUDA platform identifies GPUs with it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Asker: vLLM's parameter classes. A weight must be of its own class (it carries the weight loader and the tensor-parallel
-layout) and a FakeTensor at once, until the moment before tracing, when Dynamo wants a plain FakeTensor."""
+"""Asker: vLLM's parameter classes. A weight must be of its own class (it carries the weight loader and the layout among
+ranks) and a FakeTensor at once, until the moment before tracing, when Dynamo wants a plain FakeTensor."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ def install(patches: Patches) -> None:
     from torch.nn.parameter import Parameter
 
     mixed: dict[type, type] = {}
+    fake: type = FakeTensor
 
     def mix(cls: type) -> type:
         if issubclass(cls, FakeTensor):
             return cls
         if cls is Parameter or cls is torch.Tensor:
-            return FakeTensor
+            return fake
         if cls not in mixed:
             mixed[cls] = type(
                 cls.__name__,

@@ -40,7 +40,7 @@ class Patches:
             why: the question that must be answered without a GPU.
             checked: the version the patch was checked on, for example ``"torch 2.14.0"``.
         """
-        label = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
+        label = str(getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner)))
         if isinstance(value, types.FunctionType):
             value = _copy(value, name, owner)
         # __dict__, not getattr: a staticmethod or property must come back as what it was

@@ -3,8 +3,8 @@
 It shows on a machine without a GPU whether an installed wheel is found and loaded. It cannot show that the kernels are
 right or fast: nothing runs.
 
-The engine is started as always, in its own processes; ``site/sitecustomize.py`` on PYTHONPATH puts the pretence in place
-while the engine is imported. The first engine core that reaches its model writes the report and ends.
+The engine is started as always, in its own processes; ``site/sitecustomize.py`` on PYTHONPATH puts the pretence in
+place while the engine is imported. The first engine core that reaches its model writes the report and ends.
 """
 
 from __future__ import annotations

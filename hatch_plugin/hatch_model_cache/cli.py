@@ -1,0 +1,98 @@
+"""Build commands of `model-cache`. The serving side's command line comes here, by name, only when one is called."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from model_cache.errors import ModelCacheError
+
+from . import targets_cli
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a build command; the exit code says how it ended (`model-cache --help` lists the codes)."""
+    parser = argparse.ArgumentParser(prog="model-cache", description="Build commands of model-cache.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_compile(commands)
+    targets_cli.add_parser(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except ModelCacheError as error:
+        if getattr(arguments, "json", False):
+            sys.stdout.write(json.dumps({"error": error.as_dict()}) + "\n")
+        else:
+            sys.stderr.write(f"model-cache: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("model-cache: interrupted; nothing was left behind\n")
+        return 130
+
+
+def _add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "compile",
+        help="compile a recipe's model for its targets, without a GPU and without weights",
+        description="Compile the model of a recipe project for its target GPUs and leave an artifact directory, which "
+        "the build hook packs. Runs in the engine's interpreter: MODEL_CACHE_PYTHON, else `python` of the recipe, else "
+        "this one if it has the engine.",
+    )
+    parser.add_argument("recipe", type=Path, metavar="RECIPE_DIR", help="project with the recipe")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new directory (RECIPE_DIR/artifacts)")
+    parser.add_argument("--dry-run", action="store_true", help="check the recipe and say what would be compiled")
+    parser.add_argument("--quiet", action="store_true", help="show no progress, also on a terminal")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=_compile)
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    from . import artifacts, compiler, interpreter, progress
+    from .recipe import load_recipe
+
+    recipe = load_recipe(arguments.recipe)
+    out = arguments.out or arguments.recipe / "artifacts"
+    answer: dict[str, object] = {
+        "name": recipe.distribution_name,
+        "engine": recipe.engine,
+        "targets": list(recipe.targets),
+        "served_as": list(recipe.served_as),
+        "recipe_digest": recipe.digest(),
+        "warnings": recipe.warnings(),
+        "artifacts": str(out),
+    }
+    if not arguments.quiet:
+        for warning in recipe.warnings():
+            sys.stderr.write(f"model-cache: warning: {warning}\n")
+    if arguments.dry_run:
+        answer["python"] = interpreter.choose(recipe.engine_name, recipe.python)
+    else:
+        with progress.shown(quiet=arguments.quiet) as shown:
+            compiler.compile_recipe(recipe, out, progress=shown)
+        contents = artifacts.read(out).contents
+        answer["entries"] = [
+            {"target": e.target, "served_as": e.served_as, "prefix": e.prefix, "key": e.key, "ranks": list(e.ranks)}
+            for e in contents.entries
+        ]
+        answer["kernels"] = len(contents.kernels)
+    if arguments.json:
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+    elif not arguments.quiet:
+        sys.stdout.write(_told(answer) + "\n")
+    return 0
+
+
+def _told(answer: dict[str, object]) -> str:
+    names, targets = answer["served_as"], answer["targets"]
+    assert isinstance(names, list)
+    assert isinstance(targets, list)
+    what = f"{answer['engine']} for {', '.join(targets)}, served as {', '.join(names)}"
+    if "entries" not in answer:
+        return f"would compile {answer['name']}: {what}, with {answer['python']}, into {answer['artifacts']}"
+    entries = answer["entries"]
+    assert isinstance(entries, list)
+    count = f"{len(entries)} keys, {answer['kernels']} kernels"
+    return f"compiled {answer['name']}: {what}; {count}, in {answer['artifacts']}"
