@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model_cache.errors import ModelCacheError
+from model_cache.errors import CompileError, ModelCacheError
 
 from . import targets_cli
 
@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="model-cache", description="Build commands of model-cache.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_compile(commands)
+    _add_rehearse(commands)
     targets_cli.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
@@ -96,3 +97,40 @@ def _told(answer: dict[str, object]) -> str:
     assert isinstance(entries, list)
     count = f"{len(entries)} keys, {answer['kernels']} kernels"
     return f"compiled {answer['name']}: {what}; {count}, in {answer['artifacts']}"
+
+
+def _add_rehearse(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "rehearse",
+        help="start an unmodified engine under a pretended GPU and say whether it loads its cache",
+        description="Start the engine as given, under a pretended GPU, and end it where it would run the model. Shows "
+        "whether an installed wheel is found and loaded; cannot show that kernels are right or fast, since nothing runs. "
+        "Exit code 0: everything was loaded and nothing compiled; 10: the engine compiled.",
+    )
+    parser.add_argument("--target", required=True, metavar="NAME", help="the GPU to pretend (model-cache targets)")
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="end the engine after that long")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("engine_command", nargs="+", metavar="-- vllm serve MODEL …", help="the engine's command line")
+    parser.set_defaults(run=_rehearse)
+
+
+def _rehearse(arguments: argparse.Namespace) -> int:
+    import dataclasses
+
+    from . import rehearsal, targets
+
+    target = targets.load(arguments.target)
+    report = rehearsal.rehearse(arguments.engine_command, target.name, timeout=arguments.timeout)
+    if arguments.json:
+        answer = {"target": target.name, "pretended": True, "warm": report.warm, **dataclasses.asdict(report)}
+        sys.stdout.write(json.dumps(answer, indent=1) + "\n")
+    else:
+        sys.stdout.write(
+            f"{'warm' if report.warm else 'cold'} start under a pretended {target.device_name}: "
+            f"{report.loaded} artifacts loaded ({report.parts} parts) in {report.load_seconds:.1f} s, "
+            f"{report.inductor_compiles} Inductor compiles, {report.ptxas_runs} ptxas runs; "
+            f"{report.seconds:.1f} s until the first call of the model\n"
+        )
+    if report.error:
+        raise CompileError(f"The engine core ended early: {report.error}")
+    return 0 if report.warm else 10

@@ -77,7 +77,11 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
         try:
             collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]
-            compiled.collect(recipe, model, collected, staging)
+            try:
+                compiled.collect(recipe, model, collected, staging)
+            except CompileError as error:
+                logs = ", ".join(str(_keep(scratch / job.directory / "engine.log", job)) for job, _ in results)
+                raise CompileError(f"{error.message.rstrip(':')} (logs: {logs}):", error.problems) from None
             staging.chmod(0o755)
             if out.exists():
                 out.rmdir()

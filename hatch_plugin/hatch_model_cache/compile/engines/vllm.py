@@ -96,6 +96,7 @@ def compile_rank(
         compiled.artifacts.append((model._compile_tag, Path(path), keys))
         if not compiled.factors:
             compiled.factors = vllm_keys.named_factors(model.vllm_config)
+            compiled.factors["model.model"] = names[0]
 
     pretence.before_worker()
     stop_at_first_call(pretence, look_up, on_stage)

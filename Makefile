@@ -1,0 +1,38 @@
+# Everything is built into ignored folders: .venv (tools), .engines (engine environments), .demo (the demo's work).
+PYTHON ?= python3.11
+BIN := .venv/bin
+ENGINE := vllm-0.33.0
+TESTS ?=
+
+.PHONY: demo test lint fast engine-tests engines bench clean
+
+demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
+	$(BIN)/python examples/demo.py
+
+test: lint fast engine-tests  ## everything CI runs
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fast: .venv/ready  ## the tests that need no engine (under a minute)
+	$(BIN)/python -m pytest -m "not engine" $(TESTS)
+
+engine-tests: engines  ## the tests with the real vLLM (minutes)
+	$(BIN)/python -m pytest -m engine $(TESTS)
+
+engines: .venv/ready  ## the engine environments, from engines/*.txt
+	$(BIN)/python engines/prepare.py $(ENGINE)
+
+bench: engines  ## figures into benchmarks/results/
+	$(BIN)/python benchmarks/run.py
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .engines .demo
