@@ -36,8 +36,12 @@ class CubinError(ValueError):
 class _Section:
     name: str
     kind: int
-    data: bytes
+    offset: int
+    size: int
     link: int
+
+    def content(self, data: bytes) -> bytes:
+        return b"" if self.kind == _NOBITS else _slice(data, self.offset, self.size)
 
 
 def architecture(data: bytes) -> str:
@@ -56,7 +60,7 @@ def architecture(data: bytes) -> str:
     accelerated = bool(flags & 0x8)
     for section in _sections(data):
         if section.name == ".nv.compat":
-            for attribute, value in _attributes(section.data):
+            for attribute, value in _attributes(section.content(data)):
                 if attribute == _EICOMPAT_ACCELERATOR_TARGET:
                     accelerated = value[0] == 1
     return f"sm_{flags >> 8 & 0xFFFF}{'a' if accelerated else ''}"
@@ -76,12 +80,12 @@ def resources(data: bytes, kernel: str) -> tuple[int, int]:
     """
     _check(data)
     sections = _sections(data)
-    symbols = _symbols(sections)
+    symbols = _symbols(data, sections)
     registers = frame = None
     for section in sections:
         if section.name != ".nv.info":
             continue
-        for attribute, value in _attributes(section.data):
+        for attribute, value in _attributes(section.content(data)):
             if attribute in (_EIATTR_REGCOUNT, _EIATTR_FRAME_SIZE) and len(value) == 8:
                 symbol, count = struct.unpack("<II", value)
                 if symbols.get(symbol) == kernel:
@@ -138,21 +142,18 @@ def _sections(data: bytes) -> list[_Section]:
         raise CubinError("damaged section table")
     raw = [_unpack("<II16xQQI", data, table + i * entry) for i in range(count)]
     names = raw[names_index][2]
-    return [
-        _Section(_string(data, names + name), kind, b"" if kind == _NOBITS else _slice(data, offset, size), link)
-        for name, kind, offset, size, link in raw
-    ]
+    return [_Section(_string(data, names + name), kind, offset, size, link) for name, kind, offset, size, link in raw]
 
 
-def _symbols(sections: list[_Section]) -> dict[int, str]:
+def _symbols(data: bytes, sections: list[_Section]) -> dict[int, str]:
     for section in sections:
         if section.kind == _SYMTAB:
             if section.link >= len(sections):
                 raise CubinError("damaged symbol table")
-            strings = sections[section.link].data
+            table, strings = section.content(data), sections[section.link].content(data)
             return {
-                i: _string(strings, _unpack("<I", section.data, _SYMBOL_SIZE * i)[0])
-                for i in range(len(section.data) // _SYMBOL_SIZE)
+                i: _string(strings, _unpack("<I", table, _SYMBOL_SIZE * i)[0])
+                for i in range(len(table) // _SYMBOL_SIZE)
             }
     return {}
 
