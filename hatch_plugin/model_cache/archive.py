@@ -73,9 +73,7 @@ class WheelPayload(Payload):
     def files(self) -> dict[str, int]:
         prefix = f"{self.package}/"
         return {
-            name.removeprefix(prefix): info.file_size
-            for name, info in self._members.items()
-            if name.startswith(prefix)
+            name.removeprefix(prefix): info.file_size for name, info in self._members.items() if name.startswith(prefix)
         }
 
     def open(self, path: str) -> IO[bytes]:
@@ -110,9 +108,7 @@ class WheelPayload(Payload):
         if len(set(names)) != len(names):
             problems.append("it lists a file twice")
         problems += [f"it does not list {printable(n)}" for n in sorted(self._members.keys() - set(names))]
-        problems += [
-            f"it lists {printable(n)}, which is missing" for n in sorted(set(names) - self._members.keys())
-        ]
+        problems += [f"it lists {printable(n)}, which is missing" for n in sorted(set(names) - self._members.keys())]
         for row in rows:
             if row[0] == record:
                 continue
@@ -144,9 +140,7 @@ class WheelPayload(Payload):
         self._file.seek(max(0, size - _END.size))
         tail = self._file.read()
         if len(tail) != _END.size or tail[:4] != b"PK\x05\x06":
-            raise DamagedError(
-                f"{self.label}: is no zip archive, is cut short, or has trailing data or a comment"
-            )
+            raise DamagedError(f"{self.label}: is no zip archive, is cut short, or has trailing data or a comment")
         _, disk, first_disk, here, total, length, start, _ = _END.unpack(tail)
         end = size - _END.size
         if 0xFFFFFFFF in (length, start) or total == 0xFFFF:
@@ -156,9 +150,7 @@ class WheelPayload(Payload):
         if length > _MAX_DIRECTORY_BYTES or total > MAX_MEMBERS:
             raise DamagedError(f"{self.label}: holds more than {MAX_MEMBERS} files")
         if start + length != end:
-            raise DamagedError(
-                f"{self.label}: its directory does not end where the archive's end record starts"
-            )
+            raise DamagedError(f"{self.label}: its directory does not end where the archive's end record starts")
         return int(start)
 
     def _check_end64(self, end: int) -> tuple[int, ...]:
@@ -169,13 +161,7 @@ class WheelPayload(Payload):
         if len(data) != record.size + _END64_LOCATOR.size:
             raise DamagedError(f"{self.label}: is cut short")
         signature, first, offset, disks = _END64_LOCATOR.unpack(data[record.size :])
-        if (
-            signature != b"PK\x06\x07"
-            or first
-            or disks > 1
-            or offset != at - record.size
-            or data[:4] != b"PK\x06\x06"
-        ):
+        if signature != b"PK\x06\x07" or first or disks > 1 or offset != at - record.size or data[:4] != b"PK\x06\x06":
             raise DamagedError(f"{self.label}: its zip64 end record is not where it must be")
         _, _, _, _, disk, first_disk, here, total, length, start = record.unpack(data[: record.size])
         return disk, first_disk, here, total, length, start, offset

@@ -51,9 +51,7 @@ def collisions(where: str, paths: list[str]) -> list[str]:
     problems = []
     if len(seen) != len(paths):
         counts = Counter(map(folded, paths))
-        problems = [
-            f"{where} holds {seen[name]!r} twice (letter case aside)" for name, n in counts.items() if n > 1
-        ]
+        problems = [f"{where} holds {seen[name]!r} twice (letter case aside)" for name, n in counts.items() if n > 1]
     for name in sorted(seen):
         parts = name.split("/")
         for length in range(1, len(parts)):

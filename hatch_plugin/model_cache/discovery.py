@@ -76,7 +76,7 @@ def _dist_infos(site: str) -> list[str]:
     if not site:
         return []
     try:
-        return [name for name in os.listdir(site) if name.endswith(SUFFIX)]  # noqa: PTH208
+        return [name for name in os.listdir(site) if name.endswith(SUFFIX)]
     except OSError:
         return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from model_cache.errors import MismatchError
 from model_cache.host import Gpu, Host
 from model_cache.manifest import Manifest, TargetRecord
 
@@ -57,9 +58,7 @@ def _version_differences(manifest: Manifest, host: Host) -> list[Difference]:
         ("python", wheel.python, host.python),
         ("platform", wheel.platform, host.platform),
     ]
-    return [
-        Difference(name, ours, theirs or "not installed") for name, ours, theirs in pairs if ours != theirs
-    ]
+    return [Difference(name, ours, theirs or "not installed") for name, ours, theirs in pairs if ours != theirs]
 
 
 def _assumed(manifest: Manifest, name: str) -> tuple[tuple[str, ...], list[Difference]]:
@@ -95,3 +94,19 @@ def _gpu_differences(target: TargetRecord, gpu: Gpu) -> list[Difference]:
         for field in GPU_FIELDS
         if (ours := getattr(target, field)) != (theirs := getattr(gpu, field))
     ]
+
+
+class DoesNotFit(MismatchError):  # noqa: N818
+    """A wheel was refused; `fit` says why."""
+
+    def __init__(self, label: str, fit: Fit) -> None:
+        super().__init__(f"{label} does not fit this host", [str(difference) for difference in fit.differences])
+        self.fit = fit
+
+
+def require(manifest: Manifest, host: Host, label: str) -> tuple[str, ...]:
+    """The wheel's targets that fit `host`. Raises DoesNotFit with every difference."""
+    fit = compare(manifest, host)
+    if not fit.fits:
+        raise DoesNotFit(label, fit)
+    return fit.targets

@@ -76,9 +76,7 @@ def read_host(engine: str, assume_target: str | None = None, timeout: float | No
     Raises UsageError for a target name that can be none.
     """
     if assume_target is not None and not _TARGET_NAME.fullmatch(assume_target):
-        raise UsageError(
-            f"{assume_target!r:.80} is not the name of a target; `model-cache targets` lists them"
-        )
+        raise UsageError(f"{assume_target!r:.80} is not the name of a target; `model-cache targets` lists them")
     torch, cuda = torch_versions()
     return Host(
         engine=engine,

@@ -113,9 +113,7 @@ class InstalledPayload(Payload):
             self._walk(top, "", found, problems)
         problems += name_problems(list(found))
         if problems:
-            raise DamagedError(
-                f"{self.label}: the data package {self.package} is not as it was built", problems
-            )
+            raise DamagedError(f"{self.label}: the data package {self.package} is not as it was built", problems)
         return found
 
     def _walk(self, directory: int, prefix: str, found: dict[str, int], problems: list[str]) -> None:
@@ -196,9 +194,7 @@ def _cannot_open(label: str, path: str, error: OSError) -> ModelCacheError:
 
     shown = printable(path)
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return DamagedError(
-            f"{label}: {shown} is a link or leads through one; install the wheel with real files"
-        )
+        return DamagedError(f"{label}: {shown} is a link or leads through one; install the wheel with real files")
     if error.errno == errno.ENOENT:
         return DamagedError(f"{label}: {shown} is missing")
     return ModelCacheError(f"{label}: cannot read {shown}: {error.strerror}")
@@ -254,9 +250,7 @@ def entry_point(payload: Payload) -> str:
         parser.read_string(payload.metadata("entry_points.txt").decode("utf-8"))
         entries = dict(parser[GROUP]) if parser.has_section(GROUP) else {}
     except (Error, UnicodeDecodeError) as error:
-        raise DamagedError(
-            f"{payload.label}: entry_points.txt is not valid: {str(error).splitlines()[0]}"
-        ) from None
+        raise DamagedError(f"{payload.label}: entry_points.txt is not valid: {str(error).splitlines()[0]}") from None
     if [normalize(name) for name in entries] != [payload.name]:
         raise DamagedError(f"{payload.label}: entry point group {GROUP!r} must name {payload.name} alone")
     return next(iter(entries.values()))

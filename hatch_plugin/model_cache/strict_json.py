@@ -107,9 +107,7 @@ class Fields:
         found, value = self._get(key)
         return self._text(key, value, pattern, ()) if found and value is not None else None
 
-    def _text(
-        self, key: str, value: object, pattern: re.Pattern[str] | None, choices: Collection[str]
-    ) -> str:
+    def _text(self, key: str, value: object, pattern: re.Pattern[str] | None, choices: Collection[str]) -> str:
         if not isinstance(value, str):
             self.problem(key, f"must be a string, not {_type(value)}")
         elif "\x00" in value or _SURROGATE.search(value):
@@ -133,6 +131,12 @@ class Fields:
         else:
             return value
         return 0
+
+    def boolean(self, key: str) -> bool:
+        found, value = self._get(key)
+        if found and not isinstance(value, bool):
+            self.problem(key, f"must be a boolean, not {_type(value)}")
+        return value is True
 
     def texts(
         self,
@@ -191,9 +195,7 @@ class Fields:
 
     def text_mapping(self, key: str) -> dict[str, str]:
         """A table of strings."""
-        return {
-            name: self._text(f"{key}.{name}", value, None, ()) for name, value in self.mapping(key).items()
-        }
+        return {name: self._text(f"{key}.{name}", value, None, ()) for name, value in self.mapping(key).items()}
 
     def scalar_mapping(self, key: str) -> dict[str, bool | int | str | None]:
         """A table of strings, integers, booleans and nulls."""

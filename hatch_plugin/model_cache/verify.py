@@ -92,9 +92,7 @@ def verify(payload: Payload, deadline: Deadline | None = None, progress: Progres
     return verified
 
 
-def copy_hash(
-    source: IO[bytes], write: Callable[[bytes], object], limit: int, deadline: Deadline
-) -> tuple[str, int]:
+def copy_hash(source: IO[bytes], write: Callable[[bytes], object], limit: int, deadline: Deadline) -> tuple[str, int]:
     """Read `source` to its end (or one byte past `limit`), hand each chunk to `write`; (sha256, bytes)."""
     from hashlib import sha256
 
@@ -124,8 +122,7 @@ def _identity_problems(payload: Payload, manifest: Manifest) -> list[str]:
             problems.append(f"METADATA says {field}: {shown}; the manifest says {declared}")
     if (payload.name, payload.version) != (normalize(manifest.name), manifest.version):
         problems.append(
-            f"it is named {payload.name} {payload.version}; "
-            f"the manifest says {manifest.name} {manifest.version}"
+            f"it is named {payload.name} {payload.version}; the manifest says {manifest.name} {manifest.version}"
         )
     return problems
 
@@ -154,15 +151,11 @@ def _listing_problems(files: dict[str, int], manifest: Manifest) -> list[str]:
     return problems
 
 
-def _blob_problems(
-    payload: Payload, manifest: Manifest, deadline: Deadline, progress: Progress | None
-) -> list[str]:
+def _blob_problems(payload: Payload, manifest: Manifest, deadline: Deadline, progress: Progress | None) -> list[str]:
     problems = []
     blobs = manifest.blobs()
     total, done = sum(blobs.values()), 0
-    names = {
-        file.sha256: f"{entry.directory}/{file.path}" for entry in manifest.entries for file in entry.files
-    }
+    names = {file.sha256: f"{entry.directory}/{file.path}" for entry in manifest.entries for file in entry.files}
     for digest, size in sorted(blobs.items()):
         deadline.check()
         with payload.open(blob_path(digest)) as source:

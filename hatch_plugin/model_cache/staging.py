@@ -1,0 +1,253 @@
+"""One entry on its way into a cache root: written beside its place, moved there in one step, compared, taken away."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from model_cache import files
+from model_cache.errors import DamagedError
+from model_cache.manifest import Entry, File
+from model_cache.payload import Payload
+from model_cache.root import Root, temporary_name
+from model_cache.state import DeployedEntry, DeployedFile
+from model_cache.verify import Deadline, blob_path, copy_hash, hash_file
+
+
+def stage(payload: Payload, entry: Entry, parent: int, name: str, deadline: Deadline) -> None:
+    """Write all files of `entry` into the new directory `name` of directory `parent`, hashing on the way.
+
+    Raises DamagedError when the payload is not (any more) what the manifest says, OSError when writing fails.
+    """
+    os.close(files.make_directory(parent, name))
+    with files.opened(parent, name) as directory:
+        for file in entry.files:
+            folder, _, base = file.path.rpartition("/")
+            with files.opened(directory, folder, []) as place:
+                _write(payload, file, place, base, deadline)
+        _sync(directory)
+
+
+def _write(payload: Payload, file: File, directory: int, name: str, deadline: Deadline) -> None:
+    with payload.open(blob_path(file.sha256)) as source:
+        descriptor = os.open(name, files.CREATE, files.FILE_MODE, dir_fd=directory)
+        with os.fdopen(descriptor, "wb", buffering=0) as target:
+            found = copy_hash(source, lambda data: _write_all(descriptor, data), file.size, deadline)
+            os.fchmod(descriptor, int(file.mode, 8))
+            os.fsync(target.fileno())
+    if found != (file.sha256, file.size):
+        raise DamagedError(f"{payload.label}: {blob_path(file.sha256)} changed while it was copied")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync(directory: int) -> None:
+    for name in sorted(os.listdir(directory)):
+        if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            with files.opened(directory, name) as inner:
+                _sync(inner)
+    os.fsync(directory)
+
+
+class Comparison(NamedTuple):
+    """Listed files of a directory that are not there, and those that are there with other content."""
+
+    missing: tuple[str, ...]
+    changed: tuple[str, ...]
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        return self.missing + self.changed
+
+
+def compare(root: Root, directory: str, listed: Iterable[DeployedFile], deadline: Deadline) -> Comparison | None:
+    """Read the listed files below `directory` and compare their content; None when there is no such directory.
+
+    Raises LinkError when the way to the directory leads through a link.
+    """
+    missing: list[str] = []
+    changed: list[str] = []
+    try:
+        with files.opened(root.descriptor, directory) as place:
+            for file in listed:
+                same = _is_same(place, file, deadline)
+                if not same:
+                    (missing if same is None else changed).append(file.path)
+    except FileNotFoundError:
+        return None
+    return Comparison(tuple(missing), tuple(changed))
+
+
+def _is_same(directory: int, file: DeployedFile, deadline: Deadline) -> bool | None:
+    """Whether a file has the noted content; None when it is not there."""
+    folder, _, name = file.path.rpartition("/")
+    try:
+        with files.opened(directory, folder) as place:
+            descriptor = files.open_regular(place, name)
+    except FileNotFoundError:
+        return None
+    except (OSError, files.LinkError):
+        return False
+    with os.fdopen(descriptor, "rb", buffering=0) as source:
+        return hash_file(source, file.size, deadline) == (file.sha256, file.size)
+
+
+def look_same(root: Root, entry: DeployedEntry) -> bool:
+    """Whether size and mtime of every file of ours are as noted; of an entry that was kept, whether it exists."""
+    try:
+        if not entry.ours:
+            return stat.S_ISDIR(_lstat(root, entry.directory).st_mode)
+        for file in entry.files:
+            status = _lstat(root, f"{entry.directory}/{file.path}")
+            if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+                return False
+    except OSError:
+        return False
+    return True
+
+
+def _lstat(root: Root, path: str) -> os.stat_result:
+    return os.stat(path, dir_fd=root.descriptor, follow_symlinks=False)
+
+
+def with_times(root: Root, entry: DeployedEntry) -> DeployedEntry:
+    """`entry` with the mtime that each file has now. Raises OSError."""
+    read = (
+        DeployedFile(f.path, f.sha256, f.size, _lstat(root, f"{entry.directory}/{f.path}").st_mtime_ns)
+        for f in entry.files
+    )
+    return DeployedEntry(entry.directory, entry.ours, tuple(read))
+
+
+def place(parent: int, staged: str, name: str) -> bool:
+    """Move a staged directory to its place in one step; False when something is there that is not empty."""
+    try:
+        os.rename(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except (FileExistsError, NotADirectoryError):
+        return False
+    except OSError as error:
+        import errno
+
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    os.fsync(parent)
+    return True
+
+
+def replace(parent: int, staged: str, name: str, wrong: tuple[str, ...], ours: set[str]) -> None:
+    """Put a staged directory in the place of one that is there; what the engine has added there moves along.
+
+    wrong: the paths in it whose content has to change. One file is renamed over alone, so that a running engine
+    sees its other files untouched; more are swapped with the whole directory, so that nobody sees a mixture.
+    ours: the paths that an earlier deploy put there, which need not be kept.
+    """
+    if len(wrong) == 1 and _replace_file(parent, staged, name, wrong[0]):
+        files.remove_tree(parent, staged)
+        return
+    aside = staged
+    if not files.exchange(parent, staged, name):
+        # Without a swap there is a moment without the directory: a miss, never a mixture.
+        aside = temporary_name()
+        os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
+        os.rename(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
+    os.fsync(parent)
+    with files.opened(parent, aside) as old, files.opened(parent, name) as new:
+        _carry_over(old, new, "", ours)
+    files.remove_tree(parent, aside)
+
+
+def _replace_file(parent: int, staged: str, name: str, path: str) -> bool:
+    folder, _, base = path.rpartition("/")
+    try:
+        with (
+            files.opened(parent, f"{staged}/{folder}".rstrip("/")) as source,
+            files.opened(parent, f"{name}/{folder}".rstrip("/")) as target,
+        ):
+            os.rename(base, base, src_dir_fd=source, dst_dir_fd=target)
+            os.fsync(target)
+    except (FileNotFoundError, IsADirectoryError, files.LinkError):
+        return False
+    return True
+
+
+def _carry_over(old: int, new: int, prefix: str, ours: set[str]) -> None:
+    for name in sorted(os.listdir(old)):
+        path = prefix + name
+        if stat.S_ISDIR(os.stat(name, dir_fd=old, follow_symlinks=False).st_mode):
+            if any(True for _ in _extras(old, name, path, ours)):
+                with files.opened(old, name) as inner, files.opened(new, name, []) as target:
+                    _carry_over(inner, target, f"{path}/", ours)
+        elif path not in ours:
+            with suppress(FileNotFoundError):
+                if not _exists(new, name):
+                    os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
+
+
+def _extras(parent: int, name: str, path: str, ours: set[str]) -> Iterable[str]:
+    with files.opened(parent, name) as directory:
+        for child, status in files.walk(directory, f"{path}/"):
+            if not stat.S_ISDIR(status.st_mode) and child not in ours:
+                yield child
+
+
+def _exists(directory: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def take_away(root: Root, entry: DeployedEntry, deadline: Deadline) -> list[str]:
+    """Remove the files of `entry` that are still as deploy put them; return what is left, relative to the root.
+
+    A directory that holds nothing else vanishes in one step. Files that the engine added or changed stay.
+    """
+    folder, _, name = entry.directory.rpartition("/")
+    try:
+        with files.opened(root.descriptor, folder) as parent, files.opened(parent, name) as directory:
+            changed = {file.path for file in entry.files if not _is_same(directory, file, deadline)}
+            listed = {file.path for file in entry.files} - changed
+            left = _left(directory, listed)
+            if left:
+                _unlink(directory, listed)
+            else:
+                temporary = temporary_name()
+                os.rename(name, temporary, src_dir_fd=parent, dst_dir_fd=parent)
+                files.remove_tree(parent, temporary)
+            os.fsync(parent)
+    except FileNotFoundError:
+        return []
+    return [f"{entry.directory}/{path}" for path in left]
+
+
+def _left(directory: int, listed: set[str]) -> list[str]:
+    """Everything but the listed files and the directories that hold them; an empty directory ends with "/"."""
+    left: list[str] = []
+    for path, status in files.walk(directory):
+        if not stat.S_ISDIR(status.st_mode):
+            if path not in listed:
+                left.append(path)
+        elif not any(other.startswith(f"{path}/") for other in (*listed, *left)):
+            left.append(f"{path}/")
+    return left
+
+
+def _unlink(directory: int, listed: set[str]) -> None:
+    for path in sorted(listed):
+        folder, _, name = path.rpartition("/")
+        with suppress(FileNotFoundError), files.opened(directory, folder) as place:
+            os.unlink(name, dir_fd=place)
+    folders = {path.rpartition("/")[0] for path in listed}
+    for folder in sorted((f for f in folders if f), reverse=True):
+        parent, _, name = folder.rpartition("/")
+        with suppress(OSError), files.opened(directory, parent) as place:
+            os.rmdir(name, dir_fd=place)

@@ -1,0 +1,163 @@
+"""What deploy has put into a cache root, one JSON file per wheel below `.model-cache/`.
+
+A state is written before the first rename (phase "deploying") and after the last ("deployed"), so that
+whatever a killed process leaves behind can be told from the engine's own files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from model_cache import files
+from model_cache.errors import DamagedError, NotFoundError
+from model_cache.names import RESERVED, normalize, unsafe_path
+from model_cache.root import Root, temporary_name
+from model_cache.strict_json import Fields, loads
+
+VERSION = 1
+MAX_BYTES = 16 * 1024 * 1024
+PHASES = frozenset({"deploying", "deployed", "removing"})
+
+
+@dataclass(frozen=True)
+class DeployedFile:
+    """A file below an entry's directory. size in bytes; mtime_ns: 0 until it is in place."""
+
+    path: str
+    sha256: str
+    size: int
+    mtime_ns: int = 0
+
+
+@dataclass(frozen=True)
+class DeployedEntry:
+    """An entry's directory below the root. ours: put there by deploy; else found there and left alone."""
+
+    directory: str
+    ours: bool
+    files: tuple[DeployedFile, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """What is deployed of one wheel. superseded: entries of the version before, still to be removed."""
+
+    name: str
+    version: str
+    manifest_sha256: str
+    phase: str
+    targets: tuple[str, ...]
+    entries: tuple[DeployedEntry, ...]
+    superseded: tuple[DeployedEntry, ...] = ()
+
+    def ours(self) -> tuple[DeployedEntry, ...]:
+        """Every entry that may hold files of ours, of this version and of the one before."""
+        return tuple(entry for entry in (*self.entries, *self.superseded) if entry.ours)
+
+    def entry(self, directory: str) -> DeployedEntry | None:
+        return next((entry for entry in self.entries if entry.directory == directory), None)
+
+    def in_phase(self, phase: str) -> State:
+        return replace(self, phase=phase)
+
+
+def parents(entries: Iterable[DeployedEntry]) -> list[str]:
+    """The directories in which a killed deploy or removal of `entries` may have left something unfinished."""
+    return sorted({entry.directory.rpartition("/")[0] for entry in entries} | {RESERVED})
+
+
+def load(root: Root, name: str) -> State | None:
+    """The state of wheel `name`, None if there is none. Raises DamagedError if it cannot be understood."""
+    what = f"state of {name}"
+    try:
+        with root.state_directory() as directory:
+            descriptor = files.open_regular(directory, f"{normalize(name)}.json")
+            with os.fdopen(descriptor, "rb") as file:
+                data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise files.failure("cannot read the state below", root.path, error) from None
+    problems: list[str] = []
+    document = Fields(loads(data, what, MAX_BYTES), "", problems)
+    if document.integer("state_version") != VERSION:
+        raise DamagedError(f"{what}: is of another version of hatch-model-cache; upgrade hatch-model-cache")
+    state = _state(document)
+    document.done()
+    if problems:
+        raise DamagedError(f"{what}: is damaged; delete {root.path}/.model-cache/{normalize(name)}.json", problems)
+    return state
+
+
+def require(root: Root, name: str) -> State:
+    """As `load`, for those who need one. Raises NotFoundError when there is none."""
+    state = load(root, name)
+    if state is None:
+        known = ", ".join(names(root)) or "nothing"
+        raise NotFoundError(f"{name}: is not deployed in {root.path}; deployed there: {known}")
+    return state
+
+
+def names(root: Root) -> list[str]:
+    """The names of the wheels that have a state in this root."""
+    try:
+        with root.state_directory() as directory:
+            found = sorted(os.listdir(directory))
+            return [name.removesuffix(".json") for name in found if name.endswith(".json")]
+    except FileNotFoundError:
+        return []
+
+
+def save(root: Root, state: State) -> None:
+    """Write the state durably. Raises OSError."""
+    plain = {"state_version": VERSION, **_plain(state)}
+    data = json.dumps(plain, sort_keys=True, indent=1).encode() + b"\n"
+    with root.state_directory(create=True) as directory:
+        files.write_atomically(directory, f"{normalize(state.name)}.json", data, temporary_name())
+
+
+def delete(root: Root, name: str) -> None:
+    """Forget wheel `name`. Raises OSError."""
+    with root.state_directory() as directory:
+        os.unlink(f"{normalize(name)}.json", dir_fd=directory)
+        os.fsync(directory)
+
+
+def _plain(value: State | DeployedEntry | DeployedFile) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if isinstance(item, tuple):
+            item = [_plain(part) if isinstance(part, (DeployedEntry, DeployedFile)) else part for part in item]
+        found[field.name] = item
+    return found
+
+
+def _state(f: Fields) -> State:
+    return State(
+        name=f.text("name"),
+        version=f.text("version"),
+        manifest_sha256=f.text("manifest_sha256"),
+        phase=f.text("phase", choices=PHASES),
+        targets=f.texts("targets"),
+        entries=f.objects("entries", _entry),
+        superseded=f.objects("superseded", _entry),
+    )
+
+
+def _entry(f: Fields) -> DeployedEntry:
+    return DeployedEntry(_path(f, "directory"), f.boolean("ours"), f.objects("files", _file))
+
+
+def _file(f: Fields) -> DeployedFile:
+    return DeployedFile(_path(f, "path"), f.text("sha256"), f.integer("size"), f.integer("mtime_ns"))
+
+
+def _path(f: Fields, key: str) -> str:
+    path = f.text(key)
+    if reason := unsafe_path(path):
+        f.problem(key, reason)
+    return path
