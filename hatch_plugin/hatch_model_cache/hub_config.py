@@ -38,10 +38,8 @@ def fetch(model: str, revision: str | None, into: Path | None = None) -> Path:
             )
         )
     except Exception as error:  # many kinds: network, HTTP, gated, validation
-        reason = str(error).strip().splitlines()
-        raise ModelCacheError(
-            f"The configuration of {where} cannot be fetched from the Hub: {reason[0] if reason else error!r}"
-        ) from None
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ModelCacheError(f"The configuration of {where} cannot be fetched from the Hub: {reason}") from None
     if not (directory / "config.json").is_file():
         raise ModelCacheError(f"{where} holds no config.json on the Hub.")
     return directory
