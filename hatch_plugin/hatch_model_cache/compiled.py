@@ -99,7 +99,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
 
 def _problems(recipe: Recipe, rank: RankResult, target: Target) -> Iterator[str]:
     counters = rank.result["counters"]
-    models, saved = counters.get("num_models_seen", 0), counters.get("num_aot_artifacts_saved", 0)
+    models, saved = rank.result["models"], counters.get("num_aot_artifacts_saved", 0)
     if not saved or saved < models:
         yield f"{rank}: the engine saved {saved} of the {models} models it compiles"
     if not counters.get("num_compiled_artifacts_saved", 0):

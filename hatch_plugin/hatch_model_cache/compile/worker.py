@@ -95,6 +95,7 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
             "architectures": list(config.model_config.hf_config.architectures or []),
             "host_answers": adapter.host_answers(),
             "factors": compiled.factors,
+            "models": compiled.models,
             "counters": compiled.counters,
             "artifacts": [
                 {"prefix": prefix, "path": str(path), "keys": keys} for prefix, path, keys in compiled.artifacts

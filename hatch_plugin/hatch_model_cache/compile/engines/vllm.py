@@ -29,12 +29,14 @@ class Compiled:
     Attributes:
         artifacts: per saved model (prefix, path of the artifact, {served name: key}).
         factors: the named values in the key, see `vllm_keys.named_factors`.
+        models: how many models the engine compiles.
         counters: vLLM's own counters (``vllm.compilation.counter.compilation_counter``), non-zero ones.
     """
 
     def __init__(self) -> None:
         self.artifacts: list[tuple[str, Path, dict[str, str]]] = []
         self.factors: dict[str, str] = {}
+        self.models = 0
         self.counters: dict[str, int] = {}
 
 
@@ -99,7 +101,7 @@ def compile_rank(
             compiled.factors["model.model"] = names[0]
 
     pretence.before_worker()
-    stop_at_first_call(pretence, look_up, on_stage)
+    models = stop_at_first_call(pretence, look_up, on_stage)
     if pretence.device.count > 1:
         config.parallel_config.distributed_executor_backend = "uni"  # not in the key
     on_stage("build the model")
@@ -110,6 +112,7 @@ def compile_rank(
         pass
     else:
         raise RuntimeError("the engine started without saving a compiled model; is torch.compile off in serve-args?")
+    compiled.models = len(models)
     compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
     return compiled
 
@@ -127,7 +130,9 @@ def _executor(rank: int) -> type:
     return OneRank
 
 
-def stop_at_first_call(pretence: Pretence, look_up: Callable[[Any, str], Any], on_stage: Callable[[str], None]) -> None:
+def stop_at_first_call(
+    pretence: Pretence, look_up: Callable[[Any, str], Any], on_stage: Callable[[str], None]
+) -> set[int]:
     """Let the engine look up, trace and save its compiled models as always, and end it where it would run the last one.
 
     The three moments are hooked because a dispatch mode is active around them that Dynamo and pickle must not see, and
@@ -137,10 +142,21 @@ def stop_at_first_call(pretence: Pretence, look_up: Callable[[Any, str], Any], o
         pretence: holds the patches.
         look_up: stands in for ``vllm.compilation.decorators._try_load_aot_compiled_fn``; is called outside the mode.
         on_stage: told what happens now.
+
+    Returns:
+        the ids of the modules that the engine will compile, filled while it builds the model. Not its counter
+        ``num_models_seen``, which counts a class and a decorated base class of it twice.
     """
     import vllm.compilation.decorators as decorators
     import vllm.compilation.wrapper as wrapper
     from vllm.compilation.counter import compilation_counter as counter
+
+    models: set[int] = set()
+    initialize = wrapper.TorchCompileWithNoGuardsWrapper.__init__
+
+    def noted_initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        models.add(id(self))
+        initialize(self, *args, **kwargs)
 
     class NeverRun:
         """A compiled model that saves itself and ends the engine when it is the last one called."""
@@ -154,7 +170,7 @@ def stop_at_first_call(pretence: Pretence, look_up: Callable[[Any, str], Any], o
                 self.function.save_compiled_function(path)
 
         def __call__(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            if counter.num_aot_artifacts_saved + counter.num_aot_artifacts_loaded >= counter.num_models_seen:
+            if counter.num_aot_artifacts_saved + counter.num_aot_artifacts_loaded >= len(models):
                 raise CompilationDone
             return model.forward(*args, **kwargs)
 
@@ -175,8 +191,10 @@ def stop_at_first_call(pretence: Pretence, look_up: Callable[[Any, str], Any], o
     for owner, name, value in (
         (decorators, "_try_load_aot_compiled_fn", hooked_look_up),
         (wrapper.TorchCompileWithNoGuardsWrapper, "aot_compile", trace_outside_modes),
+        (wrapper.TorchCompileWithNoGuardsWrapper, "__init__", noted_initialize),
     ):
         pretence.patches.set(owner, name, value, why=why, checked="vllm 0.33.0")
+    return models
 
 
 @contextmanager
