@@ -1,0 +1,205 @@
+"""The `model-cache` command: parse arguments, run one command, print its result or its error.
+
+Only what a command needs is imported: `model-cache list` must answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from model_cache import __version__
+from model_cache.errors import ModelCacheError, UsageError
+
+EXIT_CODES = """exit codes:
+  0  ok
+  1  another failure
+  2  wrong usage or input
+  3  damaged: verification failed
+  4  does not fit this host: refused
+  5  not found
+  6  compile failed
+ 10  the cache was missed (rehearse)"""
+
+BUILD_COMMANDS = {
+    "compile": "compile a recipe for its targets, without a GPU and without weights",
+    "rehearse": "start an unmodified engine under a pretended GPU and say whether it loads its cache",
+    "targets": "list, show and probe the GPUs that a recipe can name",
+}
+"""Commands of the build side, which is imported only when one of them is called."""
+
+_NAMES = "names of installed wheels, in any spelling that pip accepts"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    try:
+        if arguments and arguments[0] in BUILD_COMMANDS:
+            return _build_command(arguments)
+        return _run(_parser().parse_args(arguments))
+    except ModelCacheError as error:
+        _print_error(error, as_json=as_json)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader has gone (`| head`); keep the interpreter from complaining when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("model-cache: interrupted\n")
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
+    from model_cache import commands
+
+    result = getattr(commands, f"run_{options.command}")(options)
+    error: ModelCacheError | None = result.error
+    if options.json:
+        data = {**result.data, "error": error.as_dict()} if error else result.data
+        sys.stdout.write(json.dumps(data, indent=1) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in result.lines)
+        if error:
+            sys.stdout.flush()
+            _print_error(error, as_json=False)
+    sys.stdout.flush()
+    return error.exit_code if error else 0
+
+
+def _print_error(error: ModelCacheError, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps({"error": error.as_dict()}, indent=1) + "\n")
+    else:
+        sys.stderr.write(f"model-cache: {error}\n")
+
+
+def _build_command(arguments: list[str]) -> int:
+    import importlib
+
+    try:
+        # By name: the serving side never depends on the build side.
+        build = importlib.import_module("hatch_model_cache.cli")
+        return int(build.main(arguments))
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("model_cache", ""):
+            raise
+        raise UsageError(
+            f"`model-cache {arguments[0]}` needs the Python package {missing!r}: pip install 'hatch-model-cache[build]'"
+        ) from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of ending the process, so that `--json` holds for wrong arguments too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="model-cache",
+        description="Find, verify and deploy installed model caches; compile and inspect new ones.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"model-cache {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_list(commands)
+    _add_inspect(commands)
+    _add_verify(commands)
+    _add_deploy(commands)
+    _add_remove(commands)
+    for name, text in BUILD_COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    return parser
+
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[_Parser]
+
+
+def _add(commands: _Commands, name: str, text: str, more: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}. {more}",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, also for errors")
+    return parser
+
+
+def _add_list(commands: _Commands) -> None:
+    _add(commands, "list", "list the installed model cache wheels", "Nothing is verified.")
+
+
+def _add_inspect(commands: _Commands) -> None:
+    more = "Its manifest and its list\nof files are checked, their contents are not (that is `verify`)."
+    parser = _add(commands, "inspect", "show what a wheel holds and how it was built", more)
+    parser.add_argument("wheel", metavar="NAME|WHEEL", help="an installed wheel's name, or the path of a .whl file")
+
+
+def _add_verify(commands: _Commands) -> None:
+    more = (
+        "Without names, all installed wheels.\n"
+        "This proves that a wheel is intact, not who made it. Nothing in it is imported or unpickled."
+    )
+    parser = _add(commands, "verify", "check every byte of wheels against their manifests", more)
+    parser.add_argument("wheels", metavar="NAME|WHEEL", nargs="*", help=f"{_NAMES}, or paths of .whl files")
+    parser.add_argument("--root", metavar="DIR", help="check also what deploy has put into this cache root")
+    _add_quiet(parser)
+
+
+def _add_deploy(commands: _Commands) -> None:
+    more = (
+        "Without names, every\ninstalled wheel that fits. A wheel is verified completely before anything is written;\n"
+        "what is already there and was not put there by deploy is left alone."
+    )
+    parser = _add(commands, "deploy", "copy wheels that fit this host into the engine's cache root", more)
+    parser.add_argument("names", metavar="NAME", nargs="*", help=_NAMES)
+    _add_root(parser)
+    parser.add_argument(
+        "--assume-target",
+        metavar="TARGET",
+        help="take this host for one with that GPU instead of asking the driver (image builds; default: "
+        "MODEL_CACHE_ASSUME_TARGET); must be one of the wheel's targets",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, say what would be done, write nothing"
+    )
+    _add_quiet(parser)
+
+
+def _add_remove(commands: _Commands) -> None:
+    more = (
+        "Files that the engine has\nadded or changed are named and stay. While the wheel is installed, the plug-in "
+        "deploys it again when\nan engine starts; uninstall it with pip."
+    )
+    parser = _add(commands, "remove", "take away exactly what deploy has put into a cache root", more)
+    parser.add_argument("names", metavar="NAME", nargs="+", help="names of deployed wheels, installed or not")
+    _add_root(parser)
+    _add_quiet(parser)
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--root",
+        metavar="DIR",
+        help="the engine's cache root (default: VLLM_CACHE_ROOT, else XDG_CACHE_HOME/vllm, else ~/.cache/vllm)",
+    )
+
+
+def _add_quiet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The vLLM general plug-in: deploy installed wheels that fit this host before the engine looks for its cache.
+
+vLLM calls `register` once in each of its processes (vllm 0.33.0, vllm/plugins/__init__.py,
+`load_general_plugins`), and an exception from it would end that process, so everything is caught here. Imports are
+kept inside: a process that has nothing to do must not pay for them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+LOGGER = "vllm.model_cache"
+"""A child of vLLM's own logger (vllm 0.33.0, vllm/logger.py: "vllm" has the handler), so that its lines appear in
+the server's log without any change to its configuration."""
+
+DISABLE = "MODEL_CACHE_DISABLE"
+ENGINE = "vllm"
+
+
+def register() -> None:
+    """Deploy what fits; return within about 10 s, never raise (but KeyboardInterrupt and SystemExit)."""
+    try:
+        if os.environ.get(DISABLE, "") in ("", "0"):
+            _run()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        _say(f"nothing deployed: {type(error).__name__}: {error}", alarm=True)
+
+
+def _run() -> None:
+    from model_cache import discovery
+
+    scan = discovery.scan(also=(ENGINE, "torch", "triton"))
+    if not scan.wheels:
+        return
+    from model_cache import location, stamp
+
+    root = location.cache_root()
+    identity = stamp.identity(scan.others)
+    messages = stamp.read(root, identity, scan.wheels)
+    if messages is None:
+        from model_cache import startup
+
+        startup.deploy_installed(scan.wheels, root, identity, _say)
+    elif _is_main_process():
+        for message in messages:
+            _say(message, alarm=True)
+
+
+def _is_main_process() -> bool:
+    """Whether this is the process that the user started: only that one repeats what is known already."""
+    module = sys.modules.get("multiprocessing.process")
+    return module is None or module.parent_process() is None
+
+
+def _say(message: str, *, alarm: bool = False) -> None:
+    import logging
+
+    from model_cache.names import printable
+
+    logging.getLogger(LOGGER).log(logging.WARNING if alarm else logging.INFO, "model-cache: %s", printable(message))

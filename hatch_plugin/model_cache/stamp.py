@@ -1,0 +1,127 @@
+"""How the plug-in knows, without a hash and without asking for a GPU, that nothing has changed since it last looked.
+
+A stamp is a small text file below `.model-cache/stamps/`, one for each kind of host that shares the cache root. It
+lists size and mtime of every installed manifest and every deployed file, and what the plug-in has to say each time.
+This module is on the plug-in's fast path: it imports nothing that an interpreter has not loaded already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from model_cache import __version__
+from model_cache.discovery import Installed
+
+FORMAT = "model-cache stamp 1"
+DIRECTORY = ".model-cache/stamps"
+KEEP = 16
+
+_VARIABLES = (
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "MODEL_CACHE_ASSUME_TARGET",
+    "NVIDIA_VISIBLE_DEVICES",
+)
+
+
+class Stamp(NamedTuple):
+    """lines: what has to be as it was; messages: what has to be said again."""
+
+    lines: tuple[str, ...]
+    messages: tuple[str, ...]
+
+
+def identity(others: Iterable[str], environ: Mapping[str, str] = os.environ) -> str:
+    """One line that is another one when this host could be: other GPUs, engine, torch, triton or Python.
+
+    others: the dist-info directories of engine, torch and triton. The boot id stands for the hardware, so GPUs
+    are asked again after each boot.
+    """
+    parts = [__version__, sys.version, sys.prefix, *os.uname()[3:], _boot_id()]
+    parts += [f"{name}={environ.get(name)}" for name in _VARIABLES]
+    parts += _devices()
+    for path in others:
+        site = path.rpartition("/")[0]
+        parts += [path, _times(path), _times(f"{site}/torch/version.py")]
+    return " ".join(repr(part) for part in parts)
+
+
+def file_name(identity: str) -> str:
+    """The stamp's file for hosts of one identity; the identity itself is compared inside."""
+    return f"{crc32(identity.encode('utf-8', 'replace')):08x}"
+
+
+def read(root: str, identity: str, wheels: Sequence[Installed]) -> tuple[str, ...] | None:
+    """The messages of the stamp when everything is as it was, None when somebody has to look closer."""
+    try:
+        with open(f"{root}/{DIRECTORY}/{file_name(identity)}", encoding="utf-8") as file:
+            head, who, *lines = file.read().split("\n")[:-1]
+    except (OSError, ValueError):
+        return None
+    if head != FORMAT or who != identity:
+        return None
+    messages = tuple(line[2:] for line in lines if line.startswith("! "))
+    deployed = [line for line in lines if line[:2] in ("f ", "d ")]
+    manifests = [line for line in lines if line.startswith("m ")]
+    if manifests != manifest_lines(wheels) or not all(_is_same(root, line) for line in deployed):
+        return None
+    return messages
+
+
+def manifest_lines(wheels: Iterable[Installed]) -> list[str]:
+    """One line for each installed wheel: another installation gives another line."""
+    return sorted(f"m {_times(wheel.manifest_path)} {wheel.version} {wheel.manifest_path}" for wheel in wheels)
+
+
+def file_line(path: str, size: int, mtime_ns: int) -> str:
+    """A deployed file, path relative to the root."""
+    return f"f {size} {mtime_ns} {path}"
+
+
+def directory_line(path: str) -> str:
+    """A directory that only has to be there, relative to the root."""
+    return f"d 0 0 {path}"
+
+
+def text(identity: str, lines: Iterable[str], messages: Iterable[str]) -> str | None:
+    """A stamp file's content; None when something in it cannot be written as a line."""
+    found = [FORMAT, identity, *lines, *(f"! {message}" for message in messages)]
+    return None if any("\n" in line for line in found) else "".join(f"{line}\n" for line in found)
+
+
+def _is_same(root: str, line: str) -> bool:
+    kind, size, mtime_ns, path = line.split(" ", 3)
+    try:
+        status = os.lstat(f"{root}/{path}")
+    except OSError:
+        return False
+    return kind == "d" or (str(status.st_size), str(status.st_mtime_ns)) == (size, mtime_ns)
+
+
+def _times(path: str) -> str:
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return "-"
+    return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def _devices() -> list[str]:
+    try:
+        return sorted(name for name in os.listdir("/dev") if name.startswith("nvidia"))
+    except OSError:
+        return []

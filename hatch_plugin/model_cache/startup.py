@@ -1,0 +1,118 @@
+"""What the plug-in does when something may have changed: deploy every installed wheel, within a deadline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from model_cache import files, stamp, state
+from model_cache.deploy import Outcome, deploy
+from model_cache.discovery import Installed
+from model_cache.errors import MismatchError, ModelCacheError
+from model_cache.host import ASSUME_TARGET, Host, read_host
+from model_cache.payload import InstalledPayload, installed
+from model_cache.root import STAMPS, Root, temporary_name
+from model_cache.verify import Deadline, DeadlineError, read_manifest
+
+SECONDS = 10.0
+"""An engine's start is never held up for longer."""
+
+ENGINE = "vllm"
+
+
+class Say(Protocol):
+    """Writes one line to the engine's log."""
+
+    def __call__(self, message: str, *, alarm: bool = False) -> None: ...
+
+
+def deploy_installed(
+    wheels: Sequence[Installed], root_path: str, identity: str, say: Say, seconds: float = SECONDS
+) -> None:
+    """Deploy each of `wheels` that is for vLLM and fits; say what happened, one line each; stamp the result.
+
+    A failure that may pass (a full disk, a damaged wheel, no time) is not stamped, so the next start tries again.
+    """
+    deadline = Deadline(seconds)
+    # Before the work: a wheel that is installed meanwhile makes the stamp stale, not wrong.
+    lines = stamp.manifest_lines(wheels)
+    messages: list[str] = []
+    host: Host | None = None
+    settled = True
+    for wheel in wheels:
+        try:
+            deadline.check()
+            with InstalledPayload(installed(wheel.name)) as payload:
+                if read_manifest(payload).manifest.engine.name != ENGINE:
+                    continue
+                host = host or read_host(ENGINE, os.environ.get(ASSUME_TARGET) or None, deadline.remaining())
+                outcome = deploy(payload, root_path, host, quick=True, deadline=deadline)
+            _report(outcome, say)
+        except MismatchError as error:
+            messages.append(f"{error.message}: {'; '.join(error.problems)}")
+            say(messages[-1], alarm=True)
+        except DeadlineError:
+            say(f"{wheel.name}: gave up after {seconds:g} s, the engine starts with what is there", alarm=True)
+            return
+        except ModelCacheError as error:
+            settled = False
+            say("; ".join([error.message, *error.problems[:3]]), alarm=True)
+        else:
+            lines += _deployed_lines(root_path, wheel.name)
+    if settled:
+        _write(root_path, identity, lines, messages)
+
+
+def _report(outcome: Outcome, say: Say) -> None:
+    label = f"{outcome.name} {outcome.version}"
+    written = [entry for entry in outcome.entries if entry.action == "deployed"]
+    restored = [entry for entry in outcome.entries if entry.action == "restored"]
+    kept = [entry for entry in outcome.entries if entry.action == "kept" and entry.note]
+    if written:
+        size = files.human(outcome.bytes_written)
+        count = f"{len(written)} {'entry' if len(written) == 1 else 'entries'}"
+        say(f"deployed {label} ({count}, {size}) for {', '.join(outcome.targets)}")
+    if restored:
+        say(f"{label}: restored {', '.join(e.directory for e in restored)}, which had been changed", alarm=True)
+    if kept:
+        say(f"{label}: left alone what was there: {', '.join(entry.directory for entry in kept)}")
+    if outcome.left:
+        say(f"{label}: the version before is gone; files that are not ours stay: {', '.join(outcome.left[:5])}")
+
+
+def _deployed_lines(root_path: str, name: str) -> list[str]:
+    with Root.open(root_path) as root:
+        found = state.load(root, name)
+    lines: list[str] = []
+    for entry in found.entries if found else ():
+        if entry.ours:
+            lines += [stamp.file_line(f"{entry.directory}/{f.path}", f.size, f.mtime_ns) for f in entry.files]
+        else:
+            lines.append(stamp.directory_line(entry.directory))
+    return lines
+
+
+def _write(root_path: str, identity: str, lines: list[str], messages: list[str]) -> None:
+    """Write the stamp. Where that does not work (no root yet, read-only), the next start looks again."""
+    text = stamp.text(identity, lines, messages)
+    if text is None:
+        return
+    with (
+        suppress(OSError, ModelCacheError),
+        Root.open(root_path) as root,
+        files.opened(root.descriptor, stamp.DIRECTORY, []) as directory,
+    ):
+        assert stamp.DIRECTORY.endswith(STAMPS)
+        files.write_atomically(directory, stamp.file_name(identity), text.encode(), temporary_name())
+        _prune(directory)
+
+
+def _prune(directory: int) -> None:
+    """Keep the newest stamps: hosts come and go, the root stays."""
+    names = os.listdir(directory)
+    if len(names) > stamp.KEEP:
+        times = {name: os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime_ns for name in names}
+        for name in sorted(names, key=times.__getitem__)[: -stamp.KEEP]:
+            os.unlink(name, dir_fd=directory)

@@ -1,0 +1,50 @@
+"""A quick look at installed wheels, for lists: nothing is verified, nothing heavy is imported."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from model_cache.discovery import Installed
+from model_cache.errors import ModelCacheError
+from model_cache.payload import InstalledPayload
+
+MAX_BYTES = 16 * 1024 * 1024
+
+
+class Summary(NamedTuple):
+    """One installed wheel as its manifest describes it. problem: why it could not be read, else None."""
+
+    name: str
+    version: str
+    location: str
+    model: str = ""
+    engine: str = ""
+    targets: tuple[str, ...] = ()
+    size: int = 0
+    problem: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        return {**self._asdict(), "targets": list(self.targets)}
+
+
+def summarize(wheel: Installed) -> Summary:
+    """Read the few fields that a list shows; whatever is wrong becomes `problem`."""
+    try:
+        with InstalledPayload(wheel) as payload:
+            document = json.loads(payload.read("manifest.json", MAX_BYTES))
+        blobs = {f["sha256"]: f["size"] for entry in document["entries"] for f in entry["files"]}
+        return Summary(
+            name=wheel.name,
+            version=wheel.version,
+            location=wheel.site,
+            model=str(document["model"]["id"]),
+            engine=f"{document['engine']['name']} {document['engine']['version']}",
+            targets=tuple(str(target["name"]) for target in document["targets"]),
+            size=sum(int(size) for size in blobs.values()),
+        )
+    except ModelCacheError as error:
+        problem = error.message
+    except (ValueError, KeyError, TypeError, RecursionError):
+        problem = "its manifest cannot be read"
+    return Summary(wheel.name, wheel.version, wheel.site, problem=problem)
