@@ -97,7 +97,7 @@ def document(
                 members = []
                 for rank in ranks:
                     data = blob(f"{target}{prefix}{rank}")
-                    source = f"files/{target}-{prefix}-{rank}"
+                    source = f"files/{target}/{prefix}/rank_{rank}/model"
                     files[source] = data
                     members.append(member(f"rank_{rank}/model", source, data, contains))
                 entries.append(

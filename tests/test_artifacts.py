@@ -24,7 +24,7 @@ def test_read(tmp_path: Path) -> None:
     found = artifacts.read(make_artifacts(tmp_path / "out", project))
     assert found.recipe_digest == load_recipe(project).digest()
     assert len(found.contents.entries) == 2
-    assert {source for _, _, source in found.files()} == {"files/h100-sxm5-80gb-backbone-0_0"}
+    assert {source for _, _, source in found.files()} == {"files/h100-sxm5-80gb/backbone/rank_0_0/model"}
     assert all(found.path(source).is_file() for _, _, source in found.files())
 
 

@@ -273,8 +273,10 @@ def test_the_oldest_hatchling(tmp_path: Path, compiled: Path, links: Path) -> No
 # Determinism
 
 
-def test_place_time_and_umask_do_not_show(tmp_path: Path, compiled: Path) -> None:
-    first, _ = built(make_project(tmp_path / "one"), MODEL_CACHE_ARTIFACTS=compiled)
+def test_place_time_and_modes_do_not_show(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "one")
+    compiled = make_artifacts(tmp_path / "compiled", project, ranks=["0_0", "1_0"])
+    first, _ = built(project, MODEL_CACHE_ARTIFACTS=compiled)
     moved = tmp_path / "moved"
     shutil.copytree(compiled, moved)
     for path in moved.rglob("*"):
@@ -375,7 +377,7 @@ def test_artifacts_of_another_recipe(tmp_path: Path, compiled: Path) -> None:
 def test_damaged_artifacts(project: Path, compiled: Path, tmp_path: Path) -> None:
     shutil.copytree(compiled, tmp_path / "bad")
     (tmp_path / "bad/files/left.tmp").write_bytes(b"x")
-    next((tmp_path / "bad/files").glob("h100*")).write_bytes(b"x")
+    next((tmp_path / "bad/files").rglob("model")).write_bytes(b"x")
     temporary = _directory(tmp_path / "tmp")
     output = refused(project, "-t", "wheel", MODEL_CACHE_ARTIFACTS=tmp_path / "bad", TMPDIR=temporary)
     assert output.count("\n  - files/") == 3
@@ -498,6 +500,16 @@ def test_a_package_of_the_same_name_may_not_come_along(project: Path, compiled: 
     (project / PACKAGE / "__init__.py").write_text("")
     output = refused(project, "-t", "wheel", MODEL_CACHE_ARTIFACTS=compiled)
     assert f"{PACKAGE}/__init__.py: is no part of a model cache" in output
+
+
+def test_a_link_inside_the_project_travels(project: Path, compiled: Path, tmp_path: Path) -> None:
+    """From the checkout through the sdist: the recipe, and so its digest, stays the same."""
+    (project / "shared").mkdir()
+    (project / "model/tokenizer_config.json").rename(project / "shared/tokenizer_config.json")
+    (project / "model/tokenizer_config.json").symlink_to("../shared/tokenizer_config.json")
+    done = run(sys.executable, "-m", "build", "--no-isolation", cwd=project, MODEL_CACHE_ARTIFACTS=compiled)
+    assert not done.returncode, done.stdout
+    assert (project / "dist" / WHEEL).is_file()
 
 
 def test_the_sdist_has_the_config_files_whatever_is_ignored_and_no_weights(project: Path) -> None:

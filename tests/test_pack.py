@@ -21,6 +21,7 @@ from model_cache.errors import DamagedError
 from model_cache.manifest import parse
 
 NOTHING = Watch(())
+SOURCE = "files/h100-sxm5-80gb/backbone/rank_0_0/model"
 TOKEN = "hf_" + "Ab1" * 12
 
 
@@ -135,7 +136,7 @@ def test_artifacts_that_are_not_what_was_ordered(out: Path, recipe: Recipe) -> N
 
 
 def test_all_problems_come_together(out: Path, recipe: Recipe) -> None:
-    source = next((out / "files").iterdir())
+    source = out / SOURCE
     source.write_bytes(b"changed")
     (out / "files/stranger").write_bytes(b"x")
     (out / "files/model.pid.tmp").write_bytes(b"x")
@@ -143,38 +144,37 @@ def test_all_problems_come_together(out: Path, recipe: Recipe) -> None:
     (out / "files/link").symlink_to("/etc/hostname")
     (out / "files/directory").symlink_to(out / "logs")
     found = problems(out, recipe)
-    name = f"files/{source.name}"
     for expected in (
         "notes.txt: does not belong here",
         "files/stranger: is not listed in artifacts.json",
         "files/model.pid.tmp: is the leftover of an unfinished write",
         "files/link: is a link",
         "files/directory: is a link",
-        f"{name}: has 7 bytes, artifacts.json says 3000",
-        f"{name}: has the sha256 ",
+        f"{SOURCE}: has 7 bytes, artifacts.json says 3000",
+        f"{SOURCE}: has the sha256 ",
     ):
         assert any(problem.startswith(expected) for problem in found), (expected, found)
     assert len(found) == 7
 
 
 def test_a_missing_file(out: Path, recipe: Recipe) -> None:
-    source = next((out / "files").iterdir())
+    source = out / SOURCE
     source.unlink()
-    assert problems(out, recipe) == [f"files/{source.name}: is missing"]
+    assert problems(out, recipe) == [f"{SOURCE}: is missing"]
 
 
 def test_a_truncated_file(out: Path, recipe: Recipe) -> None:
-    source = next((out / "files").iterdir())
+    source = out / SOURCE
     source.write_bytes(b"")
-    assert problems(out, recipe) == [f"files/{source.name}: has 0 bytes, artifacts.json says 3000"]
+    assert problems(out, recipe) == [f"{SOURCE}: has 0 bytes, artifacts.json says 3000"]
 
 
 def test_a_listed_link_is_not_followed(out: Path, recipe: Recipe, tmp_path: Path) -> None:
-    source = next((out / "files").iterdir())
+    source = out / SOURCE
     source.rename(tmp_path / "moved")
     source.symlink_to(tmp_path / "moved")
     (problem,) = problems(out, recipe)
-    assert problem.startswith(f"files/{source.name}: is a link")
+    assert problem.startswith(f"{SOURCE}: is a link")
 
 
 def test_one_source_described_in_two_ways(out: Path, recipe: Recipe) -> None:
@@ -243,7 +243,7 @@ def test_a_missing_target(tmp_path: Path) -> None:
     edit(out, entries=[e for e in edit(out)["entries"] if e["target"] != "h200"])
     found = problems(out, recipe)
     assert found[:2] == [f"served name '{served}' on h200: no entry" for served in recipe.served_as]
-    assert found[2:] == ["files/h200-backbone-0_0: is not listed in artifacts.json"]
+    assert found[2:] == ["files/h200/backbone/rank_0_0/model: is not listed in artifacts.json"]
 
 
 def test_a_rank_without_a_file(out: Path, recipe: Recipe) -> None:

@@ -107,6 +107,7 @@ def test_all_problems_come_together(project: Path) -> None:
         ),
         ({"config": None, "model": "s3://b/M"}, "config: is missing, and `model` 's3://b/M' is no Hub id "),
         ({"config": "../model"}, "config: '../model' leaves the project, so an sdist cannot carry it; "),
+        ({"config": "model/.."}, "config: 'model/..' is the project itself; "),
         ({"serve-args": ["serve", "--x"]}, "serve-args[0]: 'serve' stands where a model's name does: "),
         ({"serve-args": ["--x", "1", MODEL]}, f"serve-args[2]: '{MODEL}' stands where a model's name does: "),
         ({"serve-args": ["--model=x"]}, "serve-args[0]: the model is the option `model`, "),
@@ -176,9 +177,18 @@ def test_a_link_out_of_the_project_cannot_travel_in_an_sdist(project: Path, tmp_
     (tmp_path / "tokenizer.json").write_text("{}")
     (project / "model/tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
     (problem,) = problems(project)
-    assert problem.startswith("config: tokenizer.json in 'model': a link that leaves the project")
+    assert problem.startswith("config: tokenizer.json in 'model': a link that is absolute or leaves the project")
     absolute = TABLE | {"config": str(project / "model")}
     assert parse(absolute, project_dir=project).config_dir == project / "model"
+
+
+def test_an_absolute_link_cannot_travel_either(project: Path) -> None:
+    (project / "model/tokenizer.json").symlink_to(project / "model/config.json")
+    (problem,) = problems(project)
+    assert problem.startswith("config: tokenizer.json in 'model': ")
+    (project / "model/tokenizer.json").unlink()
+    (project / "model/tokenizer.json").symlink_to("config.json")
+    assert load_recipe(project)
 
 
 def test_the_digest_follows_content_and_not_place(project: Path, tmp_path: Path) -> None:

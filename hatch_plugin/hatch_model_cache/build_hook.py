@@ -97,7 +97,8 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
                 build_data["force_include"][str(path)] = f"{relative}/{name}"
         config = self.build_config
         patterns = config.target_config.get("exclude", config.build_config.get("exclude", []))
-        config.target_config["exclude"] = [*patterns, *excluded]
+        if isinstance(patterns, list):  # else hatchling says that it must be one
+            config.target_config["exclude"] = [*patterns, *excluded]
         if not given and (root / ARTIFACTS_DIRECTORY / FILE_NAME).exists():
             self._warn(
                 f"the sdist leaves ./{ARTIFACTS_DIRECTORY} out, so a wheel built from it cannot see them: "
@@ -119,7 +120,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         include = build_data["force_include"]
         include[str(manifest)] = f"{package}/manifest.json"
         for member, source in packed.members().items():
-            include[str(_not_executable(source, staging))] = f"{package}/{member}"
+            include[str(_not_executable(source, staging / Path(member).name))] = f"{package}/{member}"
         build_data["tag"] = packed.tag
         build_data["pure_python"] = packed.pure
         self._packed = packed
@@ -182,15 +183,14 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
             self._staging = None
 
 
-def _not_executable(source: Path, staging: Path) -> Path:
-    """`source`, or a copy when it has the x bit: hatchling would carry the bit into the wheel.
+def _not_executable(source: Path, copy: Path) -> Path:
+    """`source`, or `copy` made of it when it has the x bit: hatchling would carry the bit into the wheel.
 
     The manifest alone says which deployed files are executable, so the same content gives the same wheel
     after a transport that loses modes.
     """
     if not source.stat().st_mode & 0o100:
         return source
-    copy = staging / source.name
     shutil.copyfile(source, copy)
     copy.chmod(0o644)
     return copy

@@ -249,7 +249,7 @@ def parse(table: Mapping[str, Any], *, where: str = WHERE, project_dir: Path | s
     project = Path(project_dir).resolve()
     values, problems = check(table, where, project)
     if problems:
-        raise UsageError(f"The recipe in {project / 'pyproject.toml'} has {_count(problems)}:", problems)
+        raise UsageError(f"The recipe of {project} has {_count(problems)}:", problems)
     return Recipe(**values, project_dir=project)
 
 

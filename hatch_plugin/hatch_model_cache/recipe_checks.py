@@ -258,6 +258,8 @@ def _config_problem(config: str, project: Path) -> str | None:
             f"{config!r} leaves the project, so an sdist cannot carry it; "
             "copy it into the project or give an absolute path."
         )
+    if directory == project:
+        return f"{config!r} is the project itself; give the model's files a directory of their own."
     if not directory.is_dir():
         return f"{str(directory)!r} is no directory."
     file = directory / "config.json"
@@ -273,10 +275,19 @@ def _config_problem(config: str, project: Path) -> str | None:
         return f"{str(file)!r} must hold a JSON object, not {_given(content)}."
     if absolute:
         return None
-    outside = [name for name, path in config_files(directory) if not path.resolve().is_relative_to(project)]
+    outside = [name for name, path in config_files(directory) if _cannot_travel(path, project)]
     if outside:
-        return f"{', '.join(outside)} in {config!r}: a link that leaves the project; put a copy in its place."
+        return (
+            f"{', '.join(outside)} in {config!r}: a link that is absolute or leaves the project, "
+            "so an sdist cannot carry it; put a copy in its place."
+        )
     return None
+
+
+def _cannot_travel(path: Path, project: Path) -> bool:
+    if path.is_symlink() and path.readlink().is_absolute():
+        return True
+    return not path.resolve().is_relative_to(project)
 
 
 def _is_hub_id(model: str) -> bool:
