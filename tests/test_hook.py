@@ -26,6 +26,8 @@ from hatch_model_cache.pack import pack
 from hatch_model_cache.recipe import Recipe, load_recipe
 from hatch_model_cache.wheel_check import check_wheel
 from model_cache.errors import CompileError
+from model_cache.payload import open_payload
+from model_cache.verify import verify
 
 REPOSITORY = Path(__file__).parent.parent
 STEM = f"{PACKAGE}-1.0.0"
@@ -238,6 +240,14 @@ def test_the_sdist_carries_the_recipe_only(
     }
 
 
+def test_the_serving_side_accepts_it(
+    frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]],
+) -> None:
+    project, _ = frontends["uv build"]
+    with open_payload(str(project / "dist" / WHEEL)) as payload:
+        assert verify(payload).manifest.model.served_as == (MODEL, "/models/synthetic")
+
+
 def test_pip_installs_it(
     frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]], links: Path, venv: Path
 ) -> None:
@@ -385,16 +395,24 @@ def test_damaged_artifacts(project: Path, compiled: Path, tmp_path: Path) -> Non
 
 
 def _torch(folder: Path, version: str) -> Path:
-    """A torch that is found and must not be imported."""
+    """A torch that is found and must not be imported, and a network that must not be asked."""
     (folder / f"torch-{version}.dist-info").mkdir(parents=True)
     (folder / f"torch-{version}.dist-info/METADATA").write_text(
         f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
     )
     (folder / "torch.py").write_text("raise SystemExit('torch was imported')")
+    (folder / "sitecustomize.py").write_text(
+        "import socket\n"
+        "def refuse(*_, **__):\n"
+        "    raise SystemExit('the network was asked')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+    )
     return folder
 
 
-def test_torch_is_never_imported_and_a_different_one_is_refused(project: Path, compiled: Path, tmp_path: Path) -> None:
+def test_neither_torch_nor_network_is_touched_and_another_torch_is_refused(
+    project: Path, compiled: Path, tmp_path: Path
+) -> None:
     """A24: the facts come from the artifacts; a torch that contradicts them is an error, not a skip."""
     other = _torch(tmp_path / "other", "2.13.0")
     output = refused(project, "-t", "wheel", MODEL_CACHE_ARTIFACTS=compiled, PYTHONPATH=other)
