@@ -63,10 +63,13 @@ class Payload(ABC):
             return self._bounded(file, path, limit)
 
     def _bounded(self, file: IO[bytes], path: str, limit: int) -> bytes:
-        data = file.read(limit + 1)
+        # In pieces: reading `limit` bytes at once would allocate them at once.
+        data = bytearray()
+        while len(data) <= limit and (piece := file.read(min(limit + 1 - len(data), 256 * 1024))):
+            data += piece
         if len(data) > limit:
             raise DamagedError(f"{self.label}: {path} is larger than {limit} bytes")
-        return data
+        return bytes(data)
 
     @abstractmethod
     def close(self) -> None:
