@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from fakes.loopback_hub import LoopbackHub
 
 pytestmark = pytest.mark.engine
@@ -37,7 +38,12 @@ def run(python: str, code: str, environment: dict[str, str]) -> str:
 def test_vllm_takes_a_configuration_from_the_fake_hub(engine_python: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     directory.mkdir()
-    written = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 96, "num_attention_heads": 4}
+    written = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 96,
+        "num_attention_heads": 4,
+    }
     (directory / "config.json").write_text(json.dumps(written))
     home = tmp_path / "home"
     home.mkdir()

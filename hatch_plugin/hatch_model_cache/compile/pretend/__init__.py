@@ -1,8 +1,9 @@
 """A pretended GPU: everything in torch, Triton, NVML and vLLM that asks a live device is answered from a target record.
 
 One module per asker. Every replaced attribute carries its reason and the version it was checked on
-(`Pretence.patches.done`), and `Pretence.close` puts all of it back. Two things cannot be taken back and are harmless:
-the stand-in of libcuda that the process has loaded, and torch's no-op device guard.
+(`Pretence.patches.done`), and `Pretence.close` puts all of it back. Three things stay: the stand-in of libcuda that the
+process has loaded, torch's no-op device guard, and what modules imported meanwhile took for themselves (torch._dynamo's
+``CudaInterface`` has the answers of its first pretence). So a process pretends one target.
 
 The answers must be there before the questions, and the questions come in three waves, hence the three methods of
 `Pretence`; `pretend` calls the first two.

@@ -73,22 +73,32 @@ class Device:
         """Note a kernel as loaded; answer its registers per thread and spilled words, as the driver would.
 
         Raises:
-            RuntimeError: as the driver does when the kernel does not fit the target's shared memory.
+            RuntimeError: as the driver does if the kernel is for another architecture or wants too much shared memory.
             CubinError: if the bytes are no cubin of that kernel.
         """
         import hashlib
 
+        arch = cubin.architecture(data)
+        if not _runs(arch, self.target.capability):
+            raise RuntimeError(f"no kernel image is available for execution on the device: {name} is for {arch}")
         limit = self.target.shared_memory_per_block_optin
         if shared > limit:
             raise RuntimeError(f"out of resource: shared memory, Required: {shared}, Hardware limit: {limit}")
         registers, spills = cubin.resources(data, name)
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self.log.kernels:
-            kernel = Kernel(name, digest, cubin.architecture(data), registers, spills, shared)
+            kernel = Kernel(name, digest, arch, registers, spills, shared)
             self.log.kernels[digest] = kernel
             if self.log.on_kernel:
                 self.log.on_kernel(kernel)
         return registers, spills
+
+
+def _runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether the driver takes a cubin: for the same major version and no later minor one; with ``a``, for exactly it."""
+    number = int(arch.removeprefix("sm_").removesuffix("a"))
+    major, minor = divmod(number, 10)
+    return (major, minor) == capability if arch.endswith("a") else major == capability[0] and minor <= capability[1]
 
 
 class Properties:

@@ -3,8 +3,9 @@ tensors on the CPU stay real, since the engine reads its own index buffers."""
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from .device import Device
@@ -159,7 +160,10 @@ def _reassign_in_apply(patches: Patches, fake_tensor: Any) -> None:
 
 def _site() -> str:
     """The innermost line of the engine's own code on the stack, relative to its site-packages."""
-    for frame in reversed(traceback.extract_stack()):
-        if "/vllm/" in frame.filename:
-            return f"vllm/{frame.filename.rpartition('/vllm/')[2]}:{frame.lineno}"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # by module, not by path: "/vllm/" may be anywhere in the path of an environment
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == "vllm":
+            return f"vllm/{frame.f_code.co_filename.rpartition('/vllm/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back
     return "outside the engine's code"

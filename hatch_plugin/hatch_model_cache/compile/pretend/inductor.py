@@ -98,9 +98,7 @@ def _same_bytes(patches: Patches) -> None:
     # With propagation on, setting a knob also sets TRITON_DISABLE_LINE_INFO, which is in Triton's key.
     patches.set(knobs, "propagate_env", False, why=why, checked="triton 3.8.0")
     for name in ("disable_line_info", "store_binary_only"):
-        before = getattr(knobs.compilation, name)
-        setattr(knobs.compilation, name, True)
-        patches.on_undo(setattr, knobs.compilation, name, before)
+        patches.set(knobs.compilation, name, True, why=why, checked="triton 3.8.0")
 
     class SortedOs:
         """The os module, with listdir in order."""
