@@ -17,9 +17,7 @@ def install(patches: Patches) -> None:
 
     init, new = dist.init_process_group, dist.new_group
 
-    def init_process_group(
-        backend: Any = None, *_: Any, world_size: int = -1, rank: int = -1, **__: Any
-    ) -> None:
+    def init_process_group(backend: Any = None, *_: Any, world_size: int = -1, rank: int = -1, **__: Any) -> None:
         init(backend="fake", store=FakeStore(), world_size=world_size, rank=rank)
 
     def new_group(ranks: Any = None, *_: Any, **__: Any) -> Any:
@@ -71,6 +69,4 @@ def install_communicators(patches: Patches) -> None:
     )
     workspace = object()
     for name in ("get_fi_ar_workspace", "get_fi_ar_quant_workspace"):
-        patches.set(
-            fusion, name, lambda **_: workspace, why="allocated over NVLink on a serving host", checked=CHECKED
-        )
+        patches.set(fusion, name, lambda **_: workspace, why="allocated over NVLink on a serving host", checked=CHECKED)

@@ -83,9 +83,7 @@ def _decompose_moves(patches: Patches, fake_tensor: Any) -> None:
     moves = {to.dtype_layout, to.device, to.dtype, to.other}
 
     def decompose(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in moves and any(
-            isinstance(a, torch.device) and a.type == "cuda" for a in (*args, *kwargs.values())
-        ):
+        if func in moves and any(isinstance(a, torch.device) and a.type == "cuda" for a in (*args, *kwargs.values())):
             with self:
                 return func.decompose(*args, **kwargs)
         return dispatch(self, func, types, args, kwargs)

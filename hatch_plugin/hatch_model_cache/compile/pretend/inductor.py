@@ -80,9 +80,7 @@ def install(patches: Patches, device: Device) -> None:
             device.log.stand_ins[("torch._inductor pad_mm._should_pad", "False")] += 1
             return False
 
-    patches.set(
-        pad_mm, "_should_pad", never_when_timed, why="times padded against unpadded matmuls", checked=CHECKED
-    )
+    patches.set(pad_mm, "_should_pad", never_when_timed, why="times padded against unpadded matmuls", checked=CHECKED)
     _same_bytes(patches)
 
 
@@ -118,6 +116,4 @@ def _same_bytes(patches: Patches) -> None:
         prepare(self)
         self._time_taken_ns = 0
 
-    patches.set(
-        output_code.CompiledFxGraph, "prepare_for_serialization", without_duration, why=why, checked=CHECKED
-    )
+    patches.set(output_code.CompiledFxGraph, "prepare_for_serialization", without_duration, why=why, checked=CHECKED)

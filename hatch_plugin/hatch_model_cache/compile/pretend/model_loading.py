@@ -56,6 +56,4 @@ def install(patches: Patches, device: Device) -> None:
         def __init__(self, load_config: Any) -> None:
             self.load_config = load_config
 
-    patches.set_everywhere(
-        loading, "get_model_loader", ShapesOnlyLoader, why="no weights are read", checked=CHECKED
-    )
+    patches.set_everywhere(loading, "get_model_loader", ShapesOnlyLoader, why="no weights are read", checked=CHECKED)

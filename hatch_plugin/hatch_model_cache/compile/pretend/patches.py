@@ -52,9 +52,7 @@ class Patches:
             self._undo.callback(setattr, owner, name, before)
         self.done.append(Patch(label, name, why, checked))
 
-    def set_everywhere(
-        self, module: types.ModuleType, name: str, value: object, *, why: str, checked: str
-    ) -> None:
+    def set_everywhere(self, module: types.ModuleType, name: str, value: object, *, why: str, checked: str) -> None:
         """As `set`, and in every module of the same top package that has imported the name already."""
         original = getattr(module, name)
         package = module.__name__.partition(".")[0]

@@ -162,8 +162,9 @@ def _cuda(patches: Patches, device: Device, stream: Stream, context: type) -> No
             "get_device_properties": lambda wanted=None: properties(device.index(wanted)),
             "get_device_capability": lambda wanted=None: device.target.capability,
             "get_device_name": lambda wanted=None: device.target.device_name,
-            "is_bf16_supported": lambda including_emulation=True: device.target.capability[0] >= 8
-            or including_emulation,
+            "is_bf16_supported": lambda including_emulation=True: (
+                device.target.capability[0] >= 8 or including_emulation
+            ),
         },
         "what the GPU is",
     )
