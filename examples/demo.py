@@ -79,6 +79,7 @@ MODELS = (
 
 
 def main() -> int:
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     say("hatch-model-cache demo. There is no GPU here: the H100 is pretended, and no kernel runs.")
     engine = prepare(ENGINE, ROOT / ".engines" / ENGINE)
     shutil.rmtree(PLACE / "host", ignore_errors=True)
@@ -101,7 +102,7 @@ def build(model: Model, engine: Path, snapshot_path: str) -> Path:
     shutil.copytree(ROOT / "examples" / model.recipe, project)
     recipe = project / "pyproject.toml"
     text = recipe.read_text()
-    recipe.write_text(text.replace('served-as = [', f'served-as = ["{snapshot_path}", '))
+    recipe.write_text(text.replace("served-as = [", f'served-as = ["{snapshot_path}", '))
     say(f"build {model.wheel_name} (python -m build --wheel; real vLLM, no GPU, no weights)")
     begun = time.monotonic()
     links = {"PIP_FIND_LINKS": str(own_wheel().parent), "MODEL_CACHE_PYTHON": str(engine)}
@@ -130,7 +131,14 @@ def install(serving: Path, wheels: Sequence[Path]) -> None:
 def deploy(serving: Path, host: Path) -> None:
     """`model-cache deploy`, told the GPU, since none is visible here."""
     say("model-cache deploy --assume-target " + TARGET)
-    command = [str(serving.with_name("model-cache")), "deploy", "--assume-target", TARGET, "--root", str(host / "cache")]
+    command = [
+        str(serving.with_name("model-cache")),
+        "deploy",
+        "--assume-target",
+        TARGET,
+        "--root",
+        str(host / "cache"),
+    ]
     print(run(command).rstrip())
 
 

@@ -104,7 +104,7 @@ def _add_rehearse(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "rehearse",
         help="start an unmodified engine under a pretended GPU and say whether it loads its cache",
         description="Start the engine as given, under a pretended GPU, and end it where it would run the model. Shows "
-        "whether an installed wheel is found and loaded; cannot show that kernels are right or fast, since nothing runs. "
+        "whether an installed wheel is found and loaded; not that its kernels are right or fast, since nothing runs. "
         "Exit code 0: everything was loaded and nothing compiled; 10: the engine compiled.",
     )
     parser.add_argument("--target", required=True, metavar="NAME", help="the GPU to pretend (model-cache targets)")

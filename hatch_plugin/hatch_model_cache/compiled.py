@@ -34,8 +34,8 @@ class RankResult:
     def __str__(self) -> str:
         return f"{self.target} rank {self.rank}"
 
-    def artifacts(self) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
-        """(prefix, path of the artifact, {served name: key}) of every compiled model."""
+    def artifacts(self) -> Iterator[tuple[str, Path, list[dict[str, Any]]]]:
+        """(prefix, path of the artifact, keys) of every compiled model; a key has served_as, key and overrides."""
         for item in self.result["artifacts"]:
             yield item["prefix"], Path(item["path"]), item["keys"]
 
@@ -63,8 +63,8 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
         identifier = _factor_set(factors, result.result["factors"])
         for prefix, path, keys in result.artifacts():
             file = _keep(result, prefix, path, out)
-            for name, key in keys.items():
-                entry = entries.setdefault((result.target, prefix, name), _entry(result, prefix, name, key, identifier))
+            for key in keys:
+                entry = entries.setdefault((result.target, prefix, key["key"]), _entry(result, prefix, key, identifier))
                 entry["ranks"].append(path.parent.name.removeprefix("rank_"))
                 entry["files"].append(file)
     _keep_logs(results, out)
@@ -113,7 +113,7 @@ def _problems(recipe: Recipe, rank: RankResult, target: Target) -> Iterator[str]
     known = {kernel["sha256"] for kernel in rank.result["kernels"]}
     for prefix, path, keys in rank.artifacts():
         for name in recipe.served_as:
-            if name not in keys:
+            if not any(key["served_as"] == name for key in keys):
                 yield f"{rank}: no key of {prefix} for the served name {name!r}"
         if not path.is_file():
             yield f"{rank}: the artifact of {prefix} is missing (the engine's log says why it could not be saved)"
@@ -143,7 +143,7 @@ def _disagreements(results: Sequence[RankResult]) -> Iterator[str]:
         for what in ("engine", "host_answers", "architectures"):
             if other.result[what] != first.result[what]:
                 yield f"{other} and {first} disagree on {what}"
-    keys: dict[tuple[str, str], tuple[RankResult, Mapping[str, str]]] = {}
+    keys: dict[tuple[str, str], tuple[RankResult, list[dict[str, Any]]]] = {}
     for rank in results:
         for prefix, _, found in rank.artifacts():
             before, expected = keys.setdefault((rank.target, prefix), (rank, found))
@@ -151,17 +151,17 @@ def _disagreements(results: Sequence[RankResult]) -> Iterator[str]:
                 yield f"{rank} and {before} have different keys for {prefix}"
 
 
-def _entry(rank: RankResult, prefix: str, name: str, key: str, factors: str) -> dict[str, Any]:
+def _entry(rank: RankResult, prefix: str, key: Mapping[str, Any], factors: str) -> dict[str, Any]:
     return {
-        "directory": f"{CACHE}/{key}",
+        "directory": f"{CACHE}/{key['key']}",
         "component": "vllm-aot",
-        "key": key,
+        "key": key["key"],
         "prefix": prefix,
         "target": rank.target,
-        "served_as": name,
+        "served_as": key["served_as"],
         "ranks": [],
         "factors": factors,
-        "factor_overrides": {"model.model": name},
+        "factor_overrides": dict(key["overrides"]),
         "files": [],
     }
 
@@ -196,12 +196,11 @@ def _keep_logs(results: Sequence[RankResult], out: Path) -> None:
 
 def _factor_set(known: dict[str, Mapping[str, str]], factors: Mapping[str, str]) -> str:
     """The identifier of a set of factors; equal sets (the ranks of one target) share one."""
-    shared = {name: value for name, value in factors.items() if name != "model.model"}
     for identifier, other in known.items():
-        if other == shared:
+        if other == factors:
             return identifier
     identifier = f"f{len(known) + 1}"
-    known[identifier] = shared
+    known[identifier] = factors
     return identifier
 
 

@@ -77,8 +77,8 @@ def rehearse(
     """Run an engine's command line under a pretended GPU until its engine core reports, then end it.
 
     Args:
-        command: for example ``["vllm", "serve", "org/model", "--max-model-len", "8192"]``. The interpreter behind it must
-            have hatch-model-cache installed, as every serving host with a model-cache wheel does.
+        command: for example ``["vllm", "serve", "org/model", "--max-model-len", "8192"]``. The interpreter behind it
+            must have hatch-model-cache installed, as every serving host with a model-cache wheel does.
         target: the target to pretend.
         environment: the whole environment of the engine (default: this process's).
         cwd: its working directory.

@@ -27,14 +27,15 @@ class Compiled:
     """What one run of the engine left.
 
     Attributes:
-        artifacts: per saved model (prefix, path of the artifact, {served name: key}).
+        artifacts: per saved model (prefix, path of the artifact, [{"served_as", "key", "overrides"}]); overrides are
+            the factors by which this key differs from `factors`.
         factors: the named values in the key, see `vllm_keys.named_factors`.
         models: how many models the engine compiles.
         counters: vLLM's own counters (``vllm.compilation.counter.compilation_counter``), non-zero ones.
     """
 
     def __init__(self) -> None:
-        self.artifacts: list[tuple[str, Path, dict[str, str]]] = []
+        self.artifacts: list[tuple[str, Path, list[dict[str, Any]]]] = []
         self.factors: dict[str, str] = {}
         self.models = 0
         self.counters: dict[str, int] = {}
@@ -94,11 +95,21 @@ def compile_rank(
 
     def look_up(model: Any, path: str) -> None:
         """Note every key; find nothing, the cache is empty."""
-        keys = {name: vllm_keys.key_of(vllm_keys.lookup_path(model, name)) for name in names}
+        revision = config.model_config.revision
+        keys = [
+            {
+                "served_as": name,
+                "key": vllm_keys.key_of(vllm_keys.lookup_path(model, identity)),
+                "overrides": {f"model.{field}": vllm_keys.text(value) for field, value in identity.items()},
+            }
+            for name in names
+            for identity in vllm_keys.identities(name, revision)
+        ]
         compiled.artifacts.append((model._compile_tag, Path(path), keys))
         if not compiled.factors:
-            compiled.factors = vllm_keys.named_factors(model.vllm_config)
-            compiled.factors["model.model"] = names[0]
+            overridden = {factor for key in keys for factor in key["overrides"]}
+            named = vllm_keys.named_factors(model.vllm_config)
+            compiled.factors = {name: value for name, value in named.items() if name not in overridden}
 
     pretence.before_worker()
     models = stop_at_first_call(pretence, look_up, on_stage)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,39 @@ def key_of(path: Path) -> str:
     return path.parent.parent.name
 
 
-def lookup_path(model: Any, name: str) -> Path:
-    """Where the engine would look for `model`'s artifact if it were served as `name`.
+def identities(name: str, revision: str | None) -> list[dict[str, str | None]]:
+    """The values that ``ModelConfig.model`` and ``.revision`` can have when the engine is started with `name`.
 
-    Runs the engine's own look-up up to the point where it opens the file, with ``model_config.model`` set to `name`.
-    What the look-up changes (directories, environment, the configuration) is put back.
+    ``ModelConfig.__post_init__`` asks the Hub what the revision of a repository is
+    (``vllm.transformers_utils.repo_utils.resolve_revision``): with none asked for, a Hub that answers makes it
+    ``"main"``, a Hub that cannot be reached leaves None, and it is in the key. So a repository id without a revision has
+    two keys.
+
+    Args:
+        name: the model string given to ``vllm serve``.
+        revision: the value of ``--revision``.
+    """
+    from huggingface_hub.constants import DEFAULT_REVISION
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    asked: dict[str, str | None] = {"model": name, "revision": revision}
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return [asked]  # a path or a URL
+    return [asked] if revision else [{"model": name, "revision": DEFAULT_REVISION}, asked]
+
+
+def lookup_path(model: Any, identity: Mapping[str, str | None]) -> Path:
+    """Where the engine would look for `model`'s artifact if its configuration had this identity.
+
+    Runs the engine's own look-up up to the point where it opens the file. What the look-up changes (directories,
+    environment, the configuration) is put back.
 
     Args:
         model: a live module of a class decorated with ``support_torch_compile``.
-        name: the model string, for example ``"meta-llama/Llama-3.1-8B-Instruct"`` or ``"/models/llama"``.
+        identity: values of ``ModelConfig`` fields, from `identities`.
     """
     import vllm.compilation.decorators as decorators
 
@@ -56,11 +80,11 @@ def lookup_path(model: Any, name: str) -> Path:
     def ask(_: Any, path: str) -> None:
         raise _KeyAsked(Path(path))
 
-    name_before = config.model_config.model
+    identity_before = {field: getattr(config.model_config, field) for field in identity}
     directory_before = config.compilation_config.local_cache_dir
     environment_before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     look_up_before = decorators._try_load_aot_compiled_fn
-    config.model_config.model = name
+    _set(config.model_config, identity)
     decorators._try_load_aot_compiled_fn = ask
     try:
         type(model).__call__(model)
@@ -69,13 +93,18 @@ def lookup_path(model: Any, name: str) -> Path:
         return asked.path
     finally:
         decorators._try_load_aot_compiled_fn = look_up_before
-        config.model_config.model = name_before
+        _set(config.model_config, identity_before)
         config.compilation_config.local_cache_dir = directory_before
         if environment_before is None:
             os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
         else:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = environment_before
     raise RuntimeError("the engine ran the model without looking for an AOT artifact")
+
+
+def _set(config: Any, values: Mapping[str, str | None]) -> None:
+    for field, value in values.items():
+        setattr(config, field, value)
 
 
 def named_factors(config: Any) -> dict[str, str]:
@@ -91,19 +120,19 @@ def named_factors(config: Any) -> dict[str, str]:
     factors: dict[str, str] = {}
     for name, value in envs.compile_factors().items():
         secret = isinstance(value, str) and _SECRET_NAME.search(name)
-        factors[f"env.{name}"] = "(withheld)" if secret else _text(value)
+        factors[f"env.{name}"] = "(withheld)" if secret else text(value)
     for field in dataclasses.fields(config):
         part = field.name.removesuffix("_config")
         value = getattr(config, field.name)
         if hasattr(value, "compute_hash"):
-            factors.update({f"{part}.{k}": _text(v) for k, v in _part(part, value).items()})
+            factors.update({f"{part}.{k}": text(v) for k, v in _part(part, value).items()})
         elif part == "additional" and value:
-            factors["additional_config"] = _text(value)
+            factors["additional_config"] = text(value)
     system, torch_key, inductor, functorch = get_inductor_factors()
-    factors.update({f"inductor.system.{k}": _text(v) for k, v in _flat(system)})
+    factors.update({f"inductor.system.{k}": text(v) for k, v in _flat(system)})
     factors["torch.key"] = hashlib.sha256(torch_key).hexdigest()
-    factors.update({f"inductor.{k}": _text(v) for k, v in inductor.items()})
-    factors.update({f"functorch.{k}": _text(v) for k, v in functorch.items()})
+    factors.update({f"inductor.{k}": text(v) for k, v in inductor.items()})
+    factors.update({f"functorch.{k}": text(v) for k, v in functorch.items()})
     return factors
 
 
@@ -160,9 +189,10 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-    return text if len(text) <= LONG else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+def text(value: Any) -> str:
+    """A factor's value as it is recorded: JSON unless it is a string, a digest if it is longer than `LONG`."""
+    written = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return written if len(written) <= LONG else f"sha256:{hashlib.sha256(written.encode()).hexdigest()}"
 
 
 def _remove_empty(directory: Path) -> None:

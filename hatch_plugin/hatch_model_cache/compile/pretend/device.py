@@ -83,7 +83,7 @@ class Device:
             raise RuntimeError(f"no kernel image is available for execution on the device: {name} is for {arch}")
         limit = self.target.shared_memory_per_block_optin
         if shared > limit:
-            raise RuntimeError(f"out of resource: shared memory, Required: {shared}, Hardware limit: {limit}")
+            raise RuntimeError(f"out of resource: shared memory, required {shared}, limit {limit} bytes")
         registers, spills = cubin.resources(data, name)
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self.log.kernels:
