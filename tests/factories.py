@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from model_cache.deploy import Outcome, deploy
+from model_cache.discovery import find
 from model_cache.host import Gpu, Gpus, Host
 from model_cache.names import data_package
+from model_cache.payload import InstalledPayload
 
 NAME = "model-cache-synthetic-1b-h100-sxm5-80gb"
 VERSION = "1.0.0"
@@ -284,6 +287,12 @@ def make_host(*gpus: Gpu, assumed: str | None = None, reason: str | None = None,
         "assumed": assumed,
     }
     return Host(**(values | changes))
+
+
+def run(site: Path, root: Path, host: Host | None = None, name: str = NAME, **options: Any) -> Outcome:
+    """Deploy the wheel in `site` into `root`."""
+    with InstalledPayload(find(name, [str(site)])[0]) as payload:
+        return deploy(payload, str(root), host or make_host(), **options)
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, bytes]]:

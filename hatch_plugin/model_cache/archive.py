@@ -63,6 +63,9 @@ class WheelPayload(Payload):
         except _BROKEN as error:
             self.close()
             raise DamagedError(f"{self.label}: is not a valid zip archive: {error}") from None
+        except OSError as error:
+            self.close()
+            raise ModelCacheError(f"{path}: cannot be read: {error.strerror}") from None
         except BaseException:
             self.close()
             raise

@@ -178,16 +178,16 @@ def _check_space(root: Root, size: int) -> None:
 
 def _write(payload: Payload, root: Root, steps: list[Step], intent: State | None, deadline: Deadline) -> list[Step]:
     """Stage all entries, record the intent (if given), move them into place; return the steps as they came out."""
-    made = root.made_directories()
     created: list[str] = []
     staged = {step.entry.directory: temporary_name() for step in steps if step.writes}
+    # Noted before they are made: a kill in between leaves a name in the list, not a directory that nobody removes.
+    root.note_directories([*root.made_directories(), *root.missing_directories(step.parent for step in steps)])
     try:
         for step in steps:
             if step.writes:
                 deadline.check()
                 with files.opened(root.descriptor, step.parent, created) as parent:
                     staging.stage(payload, step.entry, parent, staged[step.entry.directory], deadline)
-        root.note_directories([*made, *created])
         if intent:
             state.save(root, intent)
         return [_place(root, step, staged[step.entry.directory], intent) if step.writes else step for step in steps]

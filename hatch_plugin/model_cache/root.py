@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -153,6 +153,20 @@ class Root:
                     return file.read().split("\n")[:-1]
         except (OSError, UnicodeDecodeError):
             return []
+
+    def missing_directories(self, paths: Iterable[str]) -> list[str]:
+        """Which of the directories `paths`, and of those on the way to them, do not exist."""
+        ways = {
+            "/".join(parts[:length]) for parts in (p.split("/") for p in paths) for length in range(1, len(parts) + 1)
+        }
+        return [path for path in ways if path and not self._exists(path)]
+
+    def _exists(self, path: str) -> bool:
+        try:
+            os.stat(path, dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def note_directories(self, paths: list[str]) -> None:
         """Replace the list of `made_directories`."""

@@ -6,7 +6,8 @@ It proves integrity, not origin: whoever rewrites payload, manifest and RECORD t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
@@ -59,8 +60,22 @@ def blob_path(sha256: str) -> str:
     return f"blobs/{sha256[:2]}/{sha256}"
 
 
+@contextmanager
+def _readable(payload: Payload) -> Iterator[None]:
+    """A disk that fails is not a wheel that is damaged."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelCacheError(f"{payload.label}: cannot be read: {error.strerror or error}") from error
+
+
 def read_manifest(payload: Payload) -> Verified:
     """Check everything of `payload` but its blobs' contents. Raises DamagedError with all problems."""
+    with _readable(payload):
+        return _read_manifest(payload)
+
+
+def _read_manifest(payload: Payload) -> Verified:
     from hashlib import sha256
 
     package = entry_point(payload)
@@ -82,11 +97,12 @@ def verify(payload: Payload, deadline: Deadline | None = None, progress: Progres
 
     Raises DamagedError with all problems found, DeadlineError when `deadline` passes before the end.
     """
-    verified = read_manifest(payload)
-    problems = _blob_problems(payload, verified.manifest, deadline or Deadline(), progress)
-    claims = payload.digests()
-    if claims is not None:
-        problems += _record_problems(payload, verified, claims)
+    with _readable(payload):
+        verified = _read_manifest(payload)
+        problems = _blob_problems(payload, verified.manifest, deadline or Deadline(), progress)
+        claims = payload.digests()
+        if claims is not None:
+            problems += _record_problems(payload, verified, claims)
     if problems:
         raise DamagedError(f"{payload.label}: does not agree with its manifest", problems[:MAX_PROBLEMS])
     return verified
