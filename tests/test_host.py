@@ -60,11 +60,14 @@ def test_a_failing_driver_is_told_with_its_error(driver: pytest.MonkeyPatch) -> 
     found = probe_gpus()
     assert not found.gpus
     assert found.reason == "the CUDA driver does not answer: cuInit says error 999"
+    assert found.failed
+    driver.setenv("FAKE_CUINIT", "100")
+    assert probe_gpus() == Gpus((), "the CUDA driver sees no GPU")
 
 
 def test_a_hanging_driver_is_given_up(driver: pytest.MonkeyPatch) -> None:
     driver.setenv("FAKE_SLEEP", "30")
-    assert probe_gpus(0.5) == Gpus((), "the CUDA driver did not answer within 0.5 s")
+    assert probe_gpus(0.5) == Gpus((), "the CUDA driver did not answer within 0.5 s", failed=True)
 
 
 def test_without_a_driver_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +84,7 @@ def test_a_nonsensical_answer_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text(f"#!/bin/sh\nprintf '%s' '{answer}'\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    assert probe_gpus() == Gpus((), "the GPU probe gave no usable answer")
+    assert probe_gpus() == Gpus((), "the GPU probe gave no usable answer", failed=True)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     assert "could not be started" in (probe_gpus().reason or "")
 

@@ -30,14 +30,22 @@ ATTRIBUTES = {
 }
 
 
+NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE, which cuInit also gives when CUDA_VISIBLE_DEVICES hides all."""
+
+
 class DriverError(Exception):
-    """The driver is not there or does not answer."""
+    """The driver has answered with an error status."""
+
+    def __init__(self, function: str, status: int) -> None:
+        super().__init__(f"{function} says error {status}")
+        self.status = status
 
 
 def call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
     status = getattr(library, name)(*arguments)
     if status:
-        raise DriverError(f"{name} says error {status}")
+        raise DriverError(name, status)
 
 
 def read_device(library: ctypes.CDLL, index: int) -> dict[str, object]:
@@ -73,7 +81,9 @@ def probe() -> dict[str, object]:
         call(library, "cuDeviceGetCount", ctypes.byref(count))
         gpus = [read_device(library, index) for index in range(count.value)]
     except (DriverError, AttributeError) as error:
-        return {"gpus": [], "reason": f"the CUDA driver does not answer: {error}"}
+        if getattr(error, "status", None) != NO_DEVICE:
+            return {"gpus": [], "reason": f"the CUDA driver does not answer: {error}", "failed": True}
+        gpus = []
     return {"gpus": gpus, "reason": None if gpus else "the CUDA driver sees no GPU"}
 
 

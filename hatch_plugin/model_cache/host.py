@@ -44,10 +44,14 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The visible GPUs in the driver's order; reason: why there are none, in words."""
+    """The visible GPUs in the driver's order.
+
+    reason: why there are none, in words; failed: the driver could not be asked, so that may change any time.
+    """
 
     gpus: tuple[Gpu, ...]
     reason: str | None
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,18 +111,18 @@ def probe_gpus(timeout: float | None = None) -> Gpus:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Gpus((), f"the CUDA driver did not answer within {limit:g} s")
+        return Gpus((), f"the CUDA driver did not answer within {limit:g} s", failed=True)
     except OSError as error:
-        return Gpus((), f"the GPU probe could not be started: {error}")
+        return Gpus((), f"the GPU probe could not be started: {error}", failed=True)
     if done.returncode:
-        return Gpus((), f"the GPU probe ended with status {done.returncode}")
+        return Gpus((), f"the GPU probe ended with status {done.returncode}", failed=True)
     try:
         answer = json.loads(done.stdout)
         names = [field.name for field in fields(Gpu)]
         gpus = tuple(Gpu(**{name: gpu[name] for name in names}) for gpu in answer["gpus"])
     except (ValueError, KeyError, TypeError):
-        return Gpus((), "the GPU probe gave no usable answer")
-    return Gpus(gpus, answer.get("reason"))
+        return Gpus((), "the GPU probe gave no usable answer", failed=True)
+    return Gpus(gpus, answer.get("reason"), bool(answer.get("failed")))
 
 
 def torch_versions() -> tuple[str | None, str | None]:

@@ -33,7 +33,8 @@ def deploy_installed(
 ) -> None:
     """Deploy each of `wheels` that is for vLLM and fits; say what happened, one line each; stamp the result.
 
-    A failure that may pass (a full disk, a damaged wheel, no time) is not stamped, so the next start tries again.
+    A failure that may pass (a full disk, a damaged wheel, a mute driver, no time) is not stamped, so the next start
+    tries again.
     """
     deadline = Deadline(seconds)
     # Before the work: a wheel that is installed meanwhile makes the stamp stale, not wrong.
@@ -51,6 +52,7 @@ def deploy_installed(
                 outcome = deploy(payload, root_path, host, quick=True, deadline=deadline)
             _report(outcome, say)
         except MismatchError as error:
+            settled = settled and not (host and host.gpus.failed)
             messages.append(f"{error.message}: {'; '.join(error.problems)}")
             say(messages[-1], alarm=True)
         except DeadlineError:

@@ -1,0 +1,91 @@
+"""What the vLLM plug-in costs a process when there is nothing to do. Prints one JSON object.
+
+    python benchmarks/plugin_noop.py [--runs 21] [--wheels 1]
+
+Each run is a fresh interpreter that has importlib.metadata loaded already, as every vLLM process has before it
+looks for plug-ins, and times `import model_cache.plugin` plus `register()`. Wheels, engine and GPU are synthetic
+(the target is assumed), so this needs no GPU and no engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "hatch_plugin")]
+
+from factories import H100, install, make_engine, make_wheel  # noqa: E402
+
+CODE = """
+import importlib.metadata, sys, time
+start = time.perf_counter()
+from model_cache import plugin
+plugin.register()
+print((time.perf_counter() - start) * 1000)
+print("model_cache.startup" in sys.modules)
+"""
+
+
+def run(environment: dict[str, str]) -> tuple[float, bool]:
+    """(milliseconds, whether the plug-in had to look closer) of one fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
+    milliseconds, closer = done.stdout.split()
+    return float(milliseconds), closer == "True"
+
+
+def measure(runs: int, wheels: int, files: int) -> dict[str, object]:
+    """Medians over `runs` interpreters: nothing installed, the first start, and the starts after it."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        engine = make_engine(place / "engine")
+        python = ".".join(map(str, sys.version_info[:3]))
+        for number in range(wheels):
+            contents = {
+                f"torch_compile_cache/torch_aot_compile/{number:032x}{entry:032x}": {"rank_0_0/model": os.urandom(1000)}
+                for entry in range(files)
+            }
+            name = f"model-cache-synthetic-{number}-h100-sxm5-80gb"
+            wheel = make_wheel(place / "dist", contents, name=name, changes={"engine.python": python})
+            install(wheel, place / "site")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "hatch_plugin"), str(engine)]),
+            "VLLM_CACHE_ROOT": str(place / "root"),
+            "MODEL_CACHE_ASSUME_TARGET": str(H100["name"]),
+        }
+        empty = [run(environment)[0] for _ in range(runs)]
+        environment["PYTHONPATH"] += f"{os.pathsep}{place / 'site'}"
+        first, closer = run(environment)
+        assert closer
+        after = [run(environment) for _ in range(runs)]
+        assert not any(closer for _, closer in after), "the plug-in has looked closer although nothing had changed"
+    times = [milliseconds for milliseconds, _ in after]
+    return {
+        "runs": runs,
+        "wheels": wheels,
+        "files_per_wheel": files,
+        "no_wheel_ms": round(statistics.median(empty), 2),
+        "first_start_ms": round(first, 2),
+        "nothing_to_do_ms": round(statistics.median(times), 2),
+        "nothing_to_do_worst_ms": round(max(times), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=21)
+    parser.add_argument("--wheels", type=int, default=1)
+    parser.add_argument("--files", type=int, default=4)
+    options = parser.parse_args()
+    print(json.dumps(measure(options.runs, options.wheels, options.files), indent=1))
+
+
+if __name__ == "__main__":
+    main()

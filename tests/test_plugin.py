@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fake_driver
+from factories import (
+    A100,
+    BIG,
+    ENTRY_ONE,
+    H100,
+    NAME,
+    expected_files,
+    files_of,
+    install,
+    make_engine,
+    make_site,
+    make_wheel,
+    sha,
+)
+from model_cache import plugin, startup, verify
+from model_cache.names import data_package
+from model_cache.removal import remove
+from model_cache.verify import blob_path
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGE = data_package(NAME)
+PYTHON = ".".join(map(str, sys.version_info[:3]))
+HERE = {"engine.python": PYTHON, "engine.platform": f"linux_{os.uname().machine}"}
+
+
+@pytest.fixture(scope="session")
+def driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def site(tmp_path: Path, root: Path, driver_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with an engine, an H100, and one installed wheel that fits."""
+    site = make_site(tmp_path, changes=HERE)
+    monkeypatch.setattr(sys, "path", [str(site), str(make_engine(tmp_path / "engine")), *sys.path])
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver_folder))
+    monkeypatch.setenv("FAKE_GPUS", fake_driver.spec(H100))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(root))
+    for name in ("MODEL_CACHE_ASSUME_TARGET", "MODEL_CACHE_DISABLE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return site
+
+
+@pytest.fixture
+def closer(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows each time the plug-in had to look closer."""
+    calls: list[str] = []
+    real = startup.deploy_installed
+
+    def counted(*arguments: object) -> None:
+        calls.append("looked")
+        real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(startup, "deploy_installed", counted)
+    return calls
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """What the plug-in has logged since the last call: (level, text)."""
+    found = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert {record.name for record in caplog.records} <= {"vllm.model_cache"}
+    caplog.clear()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "vllm.model_cache")
+
+
+def test_what_fits_is_deployed_with_one_line(site: Path, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plugin.register()
+    assert files_of(root) == expected_files()
+    assert lines(caplog) == [("INFO", f"model-cache: deployed {NAME} 1.0.0 (2 entries, 8.2 kB) for h100-sxm5-80gb")]
+
+
+def test_the_next_start_says_and_does_nothing(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture, closer: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin.register()
+    lines(caplog)
+    monkeypatch.setattr(verify, "hash_file", None)
+    monkeypatch.setattr(subprocess, "run", None)
+    plugin.register()
+    assert lines(caplog) == []
+    assert closer == ["looked"]
+
+
+def test_without_a_wheel_nothing_is_written(
+    site: Path, root: Path, monkeypatch: pytest.MonkeyPatch, closer: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(site)])
+    plugin.register()
+    assert not root.exists()
+    assert closer == []
+
+
+@pytest.mark.parametrize("value", ["1", "yes"])
+def test_it_can_be_turned_off(site: Path, root: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MODEL_CACHE_DISABLE", value)
+    plugin.register()
+    assert not root.exists()
+    monkeypatch.setenv("MODEL_CACHE_DISABLE", "0")
+    plugin.register()
+    assert root.exists()
+
+
+def test_a_wheel_for_another_gpu_is_refused_with_both_names(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture, closer: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_GPUS", fake_driver.spec(A100))
+    root.mkdir()
+    plugin.register()
+    ((level, text),) = lines(caplog)
+    assert level == "WARNING"
+    assert text.startswith(
+        f"model-cache: {NAME} 1.0.0 does not fit this host: device_name is 'NVIDIA A100-SXM4-80GB', "
+    )
+    assert "the wheel was built for 'NVIDIA H100 80GB HBM3'" in text
+    assert files_of(root) == {}
+    # The next start knows that, says it again, and asks no GPU.
+    monkeypatch.setattr(subprocess, "run", None)
+    plugin.register()
+    assert lines(caplog) == [(level, text)]
+    assert closer == ["looked"]
+    # A process that the server has started keeps quiet.
+    monkeypatch.setattr(plugin, "_is_main_process", lambda: False)
+    plugin.register()
+    assert lines(caplog) == []
+
+
+def test_only_the_process_that_the_user_started_is_the_main_one() -> None:
+    import multiprocessing
+
+    assert plugin._is_main_process()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(plugin._is_main_process) is False
+
+
+def test_an_assumed_target_is_taken_from_the_environment(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "")
+    plugin.register()
+    assert "GPU is not visible (the CUDA driver sees no GPU), the wheel was built for h100" in lines(caplog)[0][1]
+    monkeypatch.setenv("MODEL_CACHE_ASSUME_TARGET", "h100-sxm5-80gb")
+    plugin.register()
+    assert files_of(root) == expected_files()
+
+
+CHANGES = {
+    "another GPU mask": lambda site, root, patch: patch.setenv("CUDA_VISIBLE_DEVICES", "0"),
+    "another driver": lambda site, root, patch: patch.setenv("LD_LIBRARY_PATH", os.environ["LD_LIBRARY_PATH"] + ":/x"),
+    "another torch": lambda site, root, patch: make_engine(site.parent / "engine", torch="2.14.1+cu130"),
+    "a new wheel": lambda site, root, patch: (
+        make_site(
+            site.parent / "b", contents={"c/d": {"e": b"f"}}, name="model-cache-b-h100-sxm5-80gb", changes=HERE
+        ).rename(site.parent / "b-site")
+        and sys.path.insert(0, str(site.parent / "b-site"))
+    ),
+    "the wheel installed again": lambda site, root, patch: os.utime(site / PACKAGE / "manifest.json", (1, 1)),
+    "a deployed file changed": lambda site, root, patch: (root / ENTRY_ONE / "rank_0_0/model").write_bytes(b"x"),
+    "a deployed file gone": lambda site, root, patch: (root / ENTRY_ONE / "rank_0_0/model").unlink(),
+    "another root": lambda site, root, patch: patch.setenv("VLLM_CACHE_ROOT", str(root) + "2"),
+    "a damaged stamp": lambda site, root, patch: [
+        path.write_bytes(b"\xff") for path in (root / ".model-cache/stamps").iterdir()
+    ],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_after_any_change_it_looks_closer_once(
+    site: Path, root: Path, closer: list[str], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    plugin.register()
+    plugin.register()
+    assert closer == ["looked"]
+    CHANGES[change](site, root, monkeypatch)
+    plugin.register()
+    plugin.register()
+    assert closer == ["looked", "looked"]
+    if change != "another torch":
+        assert expected_files().items() <= files_of(Path(os.environ["VLLM_CACHE_ROOT"])).items()
+
+
+def test_damage_in_the_cache_is_mended_with_a_warning(site: Path, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plugin.register()
+    lines(caplog)
+    (root / ENTRY_ONE / "rank_0_0/model").write_bytes(b"x")
+    plugin.register()
+    assert lines(caplog) == [("WARNING", f"model-cache: {NAME} 1.0.0: restored {ENTRY_ONE}, which had been changed")]
+
+
+def test_a_damaged_wheel_is_told_at_every_start_until_it_is_mended(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root.mkdir()
+    blob = site / PACKAGE / blob_path(sha(BIG))
+    blob.write_bytes(bytes(len(BIG)))
+    for _ in range(2):
+        plugin.register()
+        ((level, text),) = lines(caplog)
+        assert level == "WARNING"
+        assert "does not agree with its manifest" in text
+        assert files_of(root) == {}
+    blob.write_bytes(BIG)
+    plugin.register()
+    assert files_of(root) == expected_files()
+
+
+def test_one_bad_wheel_does_not_keep_the_others_away(
+    site: Path, root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(make_wheel(tmp_path / "dist", name="model-cache-a", changes=HERE), site)
+    (site / "model_cache_a/manifest.json").write_text("{")
+    install(make_wheel(tmp_path / "dist", name="model-cache-z", changes={**HERE, "engine.name": "sglang"}), site)
+    plugin.register()
+    assert files_of(root) == expected_files()
+    assert [level for level, _ in lines(caplog)] == ["WARNING", "INFO"]  # nothing about another engine's wheel
+
+
+@pytest.mark.parametrize("where", ["root is a file", "root is read-only", "no home", "state is damaged"])
+def test_a_bad_place_is_one_line_and_no_error(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    if where == "root is a file":
+        root.touch()
+    if where == "root is read-only":
+        monkeypatch.setenv("VLLM_CACHE_ROOT", "/proc/vllm")
+    if where == "no home":
+        monkeypatch.delenv("VLLM_CACHE_ROOT")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv("HOME", "/")
+    if where == "state is damaged":
+        plugin.register()
+        lines(caplog)
+        (root / ".model-cache" / f"{NAME}.json").write_text("{")
+        (root / ENTRY_ONE / "rank_0_0/model").unlink()
+    plugin.register()
+    ((level, text),) = lines(caplog)
+    assert level == "WARNING"
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("two\nlines"), MemoryError(), AssertionError(), GeneratorExit(), OSError(5, "x")]
+)
+def test_whatever_happens_the_engine_goes_on(
+    site: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def failing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(startup, "deploy_installed", failing)
+    plugin.register()
+    ((level, text),) = lines(caplog)
+    assert level == "WARNING"
+    assert text.startswith(f"model-cache: nothing deployed: {type(error).__name__}")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_end_that_was_asked_for_is_not_held_up(
+    site: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def failing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(startup, "deploy_installed", failing)
+    with pytest.raises(error):
+        plugin.register()
+
+
+def test_it_gives_up_when_it_takes_too_long(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = verify.copy_hash
+
+    def slow(*arguments: object) -> object:
+        time.sleep(0.2)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(verify, "copy_hash", slow)
+    monkeypatch.setattr(startup.deploy_installed, "__defaults__", (0.3,))
+    start = time.perf_counter()
+    plugin.register()
+    assert time.perf_counter() - start < 2
+    assert lines(caplog)[0][1] == f"model-cache: {NAME}: gave up after 0.3 s, the engine starts with what is there"
+    assert files_of(root) == {}
+
+
+def test_a_hanging_driver_does_not_hang_the_engine(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.mkdir()
+    monkeypatch.setenv("FAKE_SLEEP", "60")
+    monkeypatch.setattr(startup.deploy_installed, "__defaults__", (0.5,))
+    start = time.perf_counter()
+    plugin.register()
+    assert time.perf_counter() - start < 3
+    assert "did not answer within" in lines(caplog)[0][1]
+    # It may answer the next time.
+    monkeypatch.delenv("FAKE_SLEEP")
+    plugin.register()
+    assert "deployed" in lines(caplog)[0][1]
+
+
+def test_stamps_of_hosts_that_are_gone_do_not_pile_up(site: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(25):
+        monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", str(number))
+        plugin.register()
+    assert len(list((root / ".model-cache/stamps").iterdir())) == 16
+    remove(NAME, str(root))
+    assert list(root.iterdir()) == []
+
+
+def test_vllms_logger_shows_the_lines() -> None:
+    """vllm 0.33.0 configures "vllm" with a handler and without propagation; ours must be below it."""
+    parent = logging.getLogger("vllm")
+    assert logging.getLogger(plugin.LOGGER).parent is parent
+    assert plugin.LOGGER.startswith("vllm.")
+
+
+def test_the_entry_point_names_the_function() -> None:
+    from importlib.metadata import entry_points
+
+    (found,) = (point for point in entry_points(group="vllm.general_plugins") if point.name == "model_cache")
+    assert found.load() is plugin.register
+
+
+def test_all_processes_of_a_server_at_once(site: Path, root: Path) -> None:
+    code = "import logging; logging.basicConfig(level=20); from model_cache.plugin import register; register()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    children = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    output = [child.communicate(timeout=60)[1] for child in children]
+    assert [child.returncode for child in children] == [0] * 6
+    assert sum("deployed" in text for text in output) == 1, output
+    assert not any("WARNING" in text for text in output)
+    assert files_of(root) == expected_files()
+
+
+def test_nothing_to_do_costs_under_20_ms() -> None:
+    command = [sys.executable, str(REPOSITORY / "benchmarks/plugin_noop.py"), "--runs", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout)
+    assert result["nothing_to_do_ms"] < 20, result
+    assert result["no_wheel_ms"] < 20, result
+
+
+def test_the_fast_path_imports_nothing_heavy(site: Path, root: Path) -> None:
+    code = (
+        "import importlib.metadata, sys; before = set(sys.modules);"
+        "from model_cache.plugin import register; register();"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    imported = set(done.stdout.split())
+    assert imported - {"__future__"} == {
+        "model_cache",
+        "model_cache.discovery",
+        "model_cache.errors",
+        "model_cache.location",
+        "model_cache.names",
+        "model_cache.plugin",
+        "model_cache.stamp",
+    }
