@@ -1,10 +1,10 @@
-"""The whole road on a machine without a GPU: recipe → wheel → pip install → deploy → an unmodified `vllm serve` loads it.
+"""The whole road without a GPU: recipe → wheel → pip install → deploy → an unmodified `vllm serve` loads it.
 
     make demo
 
 Builds a wheel for a tiny Llama and one for the real Llama-3.1-8B configuration, both for an H100, with no GPU and no
-weights; installs them with pip into a serving environment of its own; deploys; and starts `vllm serve` under each served
-name with another HOME, working directory, cache root and virtual environment than the build had.
+weights; installs them with pip into a serving environment of its own; deploys; and starts `vllm serve` under each
+served name with another HOME, working directory, cache root and virtual environment than the build had.
 
 The GPU is PRETENDED. The engine is started for real and stopped where it would run the model. This shows that the cache
 is found and loaded with nothing compiled; it cannot show that kernels are right or fast.
@@ -25,9 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "engines"), str(ROOT / "tests")]
 
-from fakes.loopback_hub import LoopbackHub  # noqa: E402
 from prepare import prepare  # noqa: E402
 
+from fakes.loopback_hub import LoopbackHub  # noqa: E402
 from hatch_model_cache.rehearsal import Report, rehearse  # noqa: E402
 
 ENGINE = "vllm-0.33.0"

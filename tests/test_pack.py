@@ -13,7 +13,7 @@ import pytest
 import model_cache
 from build_factories import NAME, TABLE, blob, document, make_artifacts, make_project, member, write_artifacts
 from hatch_model_cache.artifacts import read
-from hatch_model_cache.completeness import expected_ranks
+from hatch_model_cache.compile.engines.vllm import expected_ranks
 from hatch_model_cache.leaks import Watch, secret_name
 from hatch_model_cache.pack import Packed, pack
 from hatch_model_cache.recipe import Recipe, load_recipe

@@ -18,9 +18,6 @@ from . import artifacts, cubin
 from .recipe import Recipe
 from .targets import Target
 
-CACHE = "torch_compile_cache/torch_aot_compile"
-"""Where vLLM keeps AOT artifacts under its cache root (vllm 0.33.0, vllm/compilation/decorators.py)."""
-
 
 @dataclass(frozen=True)
 class RankResult:
@@ -34,10 +31,11 @@ class RankResult:
     def __str__(self) -> str:
         return f"{self.target} rank {self.rank}"
 
-    def artifacts(self) -> Iterator[tuple[str, Path, list[dict[str, Any]]]]:
-        """(prefix, path of the artifact, keys) of every compiled model; a key has served_as, key and overrides."""
-        for item in self.result["artifacts"]:
-            yield item["prefix"], Path(item["path"]), item["keys"]
+    @property
+    def artifacts(self) -> Sequence[Mapping[str, Any]]:
+        """The saved models, as the engine's adapter describes them (`compile.engines.vllm.Artifact`)."""
+        found: Sequence[Mapping[str, Any]] = self.result["artifacts"]
+        return found
 
 
 def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Path) -> None:
@@ -54,6 +52,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
     """
     targets = {target.name: target for target in recipe.load_targets()}
     problems = [p for r in results for p in _problems(recipe, r, targets[r.target])]
+    problems += _missing_ranks(recipe, results)
     problems += _disagreements(results)
     if problems:
         raise CompileError("The compile ended, but what it left cannot be shipped:", problems)
@@ -61,11 +60,12 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
     entries: dict[tuple[str, str, str], dict[str, Any]] = {}
     for result in results:
         identifier = _factor_set(factors, result.result["factors"])
-        for prefix, path, keys in result.artifacts():
-            file = _keep(result, prefix, path, out)
-            for key in keys:
-                entry = entries.setdefault((result.target, prefix, key["key"]), _entry(result, prefix, key, identifier))
-                entry["ranks"].append(path.parent.name.removeprefix("rank_"))
+        for artifact in result.artifacts:
+            file = _keep(result, artifact, out)
+            for key in artifact["keys"]:
+                named = (result.target, artifact["prefix"], key["key"])
+                entry = entries.setdefault(named, _entry(result, artifact, key, identifier))
+                entry["ranks"].append(Path(artifact["path"]).parent.name.removeprefix("rank_"))
                 entry["files"].append(file)
     _keep_logs(results, out)
     first = results[0].result
@@ -98,11 +98,10 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
 
 
 def _problems(recipe: Recipe, rank: RankResult, target: Target) -> Iterator[str]:
-    counters = rank.result["counters"]
-    models, saved = rank.result["models"], counters.get("num_aot_artifacts_saved", 0)
+    models, saved = rank.result["models"], rank.result["saved"]
     if not saved or saved < models:
         yield f"{rank}: the engine saved {saved} of the {models} models it compiles"
-    if not counters.get("num_compiled_artifacts_saved", 0):
+    if not rank.result["parts"]:
         yield f"{rank}: the artifact holds no compiled part (num_artifacts = 0): it would load and run uncompiled"
     if not rank.result["artifacts"]:
         yield f"{rank}: no artifact"
@@ -111,10 +110,13 @@ def _problems(recipe: Recipe, rank: RankResult, target: Target) -> Iterator[str]
         if scratch in value:
             yield f"{rank}: the key depends on a path of the building machine: factor {name}"
     known = {kernel["sha256"] for kernel in rank.result["kernels"]}
-    for prefix, path, keys in rank.artifacts():
+    for artifact in rank.artifacts:
+        prefix, path = artifact["prefix"], Path(artifact["path"])
         for name in recipe.served_as:
-            if not any(key["served_as"] == name for key in keys):
+            if not any(key["served_as"] == name for key in artifact["keys"]):
                 yield f"{rank}: no key of {prefix} for the served name {name!r}"
+        if not path.parent.name.startswith(f"rank_{rank.rank}_"):
+            yield f"{rank}: the artifact of {prefix} is in {path.parent.name}, where another rank looks"
         if not path.is_file():
             yield f"{rank}: the artifact of {prefix} is missing (the engine's log says why it could not be saved)"
             continue
@@ -136,6 +138,13 @@ def _kernel_problems(data: bytes, target: Target, known: set[str]) -> Iterator[s
         yield f"{len(strangers)} kernels in the artifact were not compiled by this process"
 
 
+def _missing_ranks(recipe: Recipe, results: Sequence[RankResult]) -> Iterator[str]:
+    for target in recipe.targets:
+        ours = [rank for rank in results if rank.target == target]
+        expected = max((rank.result["ranks"] for rank in ours), default=1)
+        yield from (f"{target} rank {n}: not compiled" for n in range(expected) if n not in {r.rank for r in ours})
+
+
 def _disagreements(results: Sequence[RankResult]) -> Iterator[str]:
     """Processes of one build must agree on the engine, the host, and (for one target) on every key."""
     first = results[0]
@@ -145,18 +154,19 @@ def _disagreements(results: Sequence[RankResult]) -> Iterator[str]:
                 yield f"{other} and {first} disagree on {what}"
     keys: dict[tuple[str, str], tuple[RankResult, list[dict[str, Any]]]] = {}
     for rank in results:
-        for prefix, _, found in rank.artifacts():
-            before, expected = keys.setdefault((rank.target, prefix), (rank, found))
+        for artifact in rank.artifacts:
+            found = artifact["keys"]
+            before, expected = keys.setdefault((rank.target, artifact["prefix"]), (rank, found))
             if found != expected:
-                yield f"{rank} and {before} have different keys for {prefix}"
+                yield f"{rank} and {before} have different keys for {artifact['prefix']}"
 
 
-def _entry(rank: RankResult, prefix: str, key: Mapping[str, Any], factors: str) -> dict[str, Any]:
+def _entry(rank: RankResult, artifact: Mapping[str, Any], key: Mapping[str, Any], factors: str) -> dict[str, Any]:
     return {
-        "directory": f"{CACHE}/{key['key']}",
-        "component": "vllm-aot",
+        "directory": key["directory"],
+        "component": artifact["component"],
         "key": key["key"],
-        "prefix": prefix,
+        "prefix": artifact["prefix"],
         "target": rank.target,
         "served_as": key["served_as"],
         "ranks": [],
@@ -166,9 +176,10 @@ def _entry(rank: RankResult, prefix: str, key: Mapping[str, Any], factors: str) 
     }
 
 
-def _keep(rank: RankResult, prefix: str, path: Path, out: Path) -> dict[str, Any]:
+def _keep(rank: RankResult, artifact: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Copy an artifact into the artifact directory and describe it."""
-    source = f"files/{rank.target}/{path.parent.name}/{prefix}/{path.name}"
+    path = Path(artifact["path"])
+    source = f"files/{rank.target}/{path.parent.name}/{artifact['prefix']}/{path.name}"
     destination = out / source
     destination.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, destination)
@@ -180,8 +191,8 @@ def _keep(rank: RankResult, prefix: str, path: Path, out: Path) -> dict[str, Any
         "sha256": digest,
         "size": destination.stat().st_size,
         "mode": "0644",
-        "kind": "vllm-aot-model",
-        "contains": ["bytecode", "cubin", "pickle"],
+        "kind": artifact["kind"],
+        "contains": list(artifact["contains"]),
     }
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from model_cache.errors import CompileError, UsageError
 
 from . import compiled, interpreter
+from .compile import engines
 from .progress import Progress, Silent
 from .recipe import Recipe, config_files
 
@@ -58,6 +59,7 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
         UsageError: if `out` is in use, or no interpreter with the engine is known.
         CompileError: if the engine fails, or what it left is not complete and right.
     """
+    out = out.resolve()  # a link cannot be renamed over
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not empty: give a new directory, or remove it first.")
     python = interpreter.choose(recipe.engine_name, recipe.python)
@@ -114,7 +116,9 @@ def _scratch(digest: str) -> Iterator[Path]:
         wanted.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(wanted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        ours = os.fstat(lock).st_uid == os.getuid()
+        held, named = os.fstat(lock), wanted.lstat()
+        # another compile may have removed the directory between our opening and locking it
+        ours = held.st_uid == os.getuid() and (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
     except OSError:
         ours = False
     scratch = wanted if ours else Path(tempfile.mkdtemp(prefix="model-cache-"))
@@ -158,6 +162,7 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
     }
     (directory / "job.json").write_text(json.dumps(description), "utf-8")
     log = directory / "engine.log"
+    cache = engines.adapter(recipe.engine_name).environment(directory / "cache")
     reading, writing = os.pipe()
     command = [python, "-s", "-P", str(_BOOTSTRAP), str(directory / "job.json"), str(writing)]
     with log.open("wb") as output, os.fdopen(reading, "rb", buffering=0) as events:
@@ -168,7 +173,7 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
             stderr=subprocess.STDOUT,
             pass_fds=[writing],
             cwd=directory,
-            env=interpreter.scrubbed_environment(recipe.environment, directory),
+            env=interpreter.scrubbed_environment(recipe.environment, cache, directory),
             start_new_session=True,  # one signal ends it with everything it started
         )
         os.close(writing)
@@ -182,17 +187,17 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
 
 
 def _lines(process: subprocess.Popen[bytes], pipe: io.FileIO) -> Iterator[bytes]:
-    """Lines from the pipe until the process ends, not until end of file: a child of the engine may hold it open."""
+    """Lines from the pipe until the process ends, even if the file does not: a child of the engine may hold it open."""
     pending = b""
     while True:
         ended = process.poll() is not None
         if select.select([pipe], [], [], 0 if ended else 0.5)[0]:
             data = pipe.read(65536)
-            if data:
-                *lines, pending = (pending + data).split(b"\n")
-                yield from lines
-                continue
-        if ended:
+            if not data:
+                return
+            *lines, pending = (pending + data).split(b"\n")
+            yield from lines
+        elif ended:
             return
 
 

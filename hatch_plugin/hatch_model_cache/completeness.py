@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import product
 
 from model_cache.manifest import Entry, Manifest
 
-# vllm 0.33.0, vllm/config/parallel.py: world_size is the product of the first three; a rank's directory is
-# rank_<rank>_<data parallel rank>.
-_WORLD = (
-    ("--tensor-parallel-size", "-tp"),
-    ("--pipeline-parallel-size", "-pp"),
-    ("--prefill-context-parallel-size", "-pcp"),
-)
-_DATA = ("--data-parallel-size", "-dp")
+from .compile import engines
 
 
 def missing_parts(manifest: Manifest) -> list[str]:
     """What the serving host would look for and not find, one line each."""
-    ranks = set(expected_ranks(manifest.serve.arguments))
+    if manifest.engine.name not in engines.NAMES:
+        return [f"engine {manifest.engine.name!r}: what it looks for is not known; there is {', '.join(engines.NAMES)}"]
+    ranks = set(engines.adapter(manifest.engine.name).expected_ranks(manifest.serve.arguments))
     for entry in manifest.entries:
         ranks.update(entry.ranks)
     problems = []
@@ -38,26 +33,6 @@ def missing_parts(manifest: Manifest) -> list[str]:
                 label = f"{component} {prefix}".strip()
                 problems.append(f"{where}: {label} has no rank {', '.join(_sorted(ranks - found))}")
     return problems + [problem for entry in manifest.entries for problem in _empty_ranks(entry)]
-
-
-def expected_ranks(arguments: Sequence[str]) -> list[str]:
-    """The ranks that an engine started with `arguments` has: `0_0`, `1_0`, … (rank, data parallel rank)."""
-    world = 1
-    for names in _WORLD:
-        world *= _size(arguments, names)
-    return [f"{rank}_{data}" for data in range(_size(arguments, _DATA)) for rank in range(world)]
-
-
-def _size(arguments: Sequence[str], names: Iterable[str]) -> int:
-    """The value of a parallel size, 1 when it is absent; the last one given wins, as in argparse."""
-    size = 1
-    for index, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        flag = flag.replace("_", "-") if argument.startswith("--") else flag
-        if flag in names:
-            text = value if equals else "".join(arguments[index + 1 : index + 2])
-            size = int(text) if text.isdecimal() else size
-    return max(size, 1)
 
 
 def _empty_ranks(entry: Entry) -> list[str]:

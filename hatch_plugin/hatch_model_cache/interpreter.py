@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,11 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH")
 """What a compile process inherits. PATH because the engine asks for nvcc and ninja; nothing that it hashes."""
 
 
+_ASK_VERSION = "import sys; print('python', *sys.version_info[:2])"
+_OLDEST = (3, 11)
+"""What the compile process needs: -P, tomllib."""
+
+
 def choose(engine: str, recipe_python: str | None) -> str:
     """The engine's interpreter: MODEL_CACHE_PYTHON, else the recipe's `python`, else this one if it has the engine.
 
@@ -25,7 +31,8 @@ def choose(engine: str, recipe_python: str | None) -> str:
         recipe_python: the recipe's `python`.
 
     Raises:
-        UsageError: if none is given and this interpreter has no such package, or the one given does not run.
+        UsageError: if none is given and this interpreter has no such package, or if the one given does not run or is
+            too old.
     """
     given = os.environ.get(VARIABLE)
     if given:
@@ -44,19 +51,26 @@ def _runnable(python: str, source: str) -> str:
     if not Path(python).is_absolute():
         raise UsageError(f"{source} must be an absolute path: the build runs in another directory.")
     try:
-        done = subprocess.run([python, "-I", "-c", ""], capture_output=True, timeout=60, check=False)
+        done = subprocess.run([python, "-I", "-c", _ASK_VERSION], capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{source} cannot be run: {error}") from None
-    if done.returncode:
+    answer = re.fullmatch(rb"python (\d+) (\d+)\n", done.stdout)
+    if done.returncode or answer is None:
         raise UsageError(f"{source} is no Python interpreter (exit status {done.returncode}).")
+    version = int(answer[1]), int(answer[2])
+    if version < _OLDEST:
+        raise UsageError(f"{source} is Python {version[0]}.{version[1]}; {_OLDEST[0]}.{_OLDEST[1]} or later is needed.")
     return python
 
 
-def scrubbed_environment(recipe_environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
+def scrubbed_environment(
+    recipe_environment: Mapping[str, str], engine_environment: Mapping[str, str], scratch: Path
+) -> dict[str, str]:
     """The whole environment of a compile process: the recipe's, what `_KEPT` names, and neutral places to write.
 
     Args:
         recipe_environment: what the serving host will set for the engine; it wins over everything else.
+        engine_environment: where the engine is to keep its cache (``environment`` of its adapter).
         scratch: the process's own directory.
     """
     neutral = {
@@ -64,7 +78,6 @@ def scrubbed_environment(recipe_environment: Mapping[str, str], scratch: Path) -
         "TMPDIR": str(scratch / "tmp"),
         "LANG": "C.UTF-8",
         "TZ": "UTC",
-        "VLLM_CACHE_ROOT": str(scratch / "cache"),
         "HF_HUB_OFFLINE": "1",  # the model is a local directory; its name is put into the key afterwards
         "MODEL_CACHE_DISABLE": "1",
         "CUDA_CACHE_DISABLE": "1",
@@ -72,4 +85,4 @@ def scrubbed_environment(recipe_environment: Mapping[str, str], scratch: Path) -
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a pool of processes would not share the pretence; not in the key
     }
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return {**kept, **neutral, **recipe_environment}
+    return {**kept, **neutral, **engine_environment, **recipe_environment}

@@ -12,10 +12,11 @@ from typing import Any
 from model_cache.names import printable
 
 from . import naming, targets
+from .compile import engines
 from .leaks import secret_kind, secret_name
 from .recipe import config_files, options
 
-ENGINES = ("vllm",)
+ENGINES = engines.NAMES
 """Engines with an adapter."""
 
 HATCHLING_KEYS = frozenset(

@@ -15,6 +15,7 @@ from typing import Any
 
 from hatch_model_cache import targets
 
+from . import engines
 from .pretend import pretend
 
 RESULT = "result.json"
@@ -68,8 +69,7 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
-    from .engines import vllm as adapter
-
+    adapter = engines.adapter(job["engine"])
     target = targets.load(job["target"])
     progress.stage("import the engine")
     with pretend(target, scratch=scratch) as pretence:
@@ -80,7 +80,8 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
             )
         if versions["version"] not in adapter.VERSIONS:
             raise RuntimeError(
-                f"no adapter for vllm {versions['version']}; there is one for {', '.join(sorted(adapter.VERSIONS))}"
+                f"{job['engine']} {versions['version']} is not known to this release; "
+                f"known: {', '.join(sorted(adapter.VERSIONS))}"
             )
         progress.stage("create the engine's configuration")
         arguments = adapter.parse([job["model"], *job["serve_arguments"]])
@@ -96,10 +97,9 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
             "host_answers": adapter.host_answers(),
             "factors": compiled.factors,
             "models": compiled.models,
-            "counters": compiled.counters,
-            "artifacts": [
-                {"prefix": prefix, "path": str(path), "keys": keys} for prefix, path, keys in compiled.artifacts
-            ],
+            "saved": compiled.saved,
+            "parts": compiled.parts,
+            "artifacts": [asdict(artifact) for artifact in compiled.artifacts],
             "kernels": [asdict(kernel) for kernel in log.kernels.values()],
             "ptxas_runs": log.ptxas_runs,
             "stand_ins": [

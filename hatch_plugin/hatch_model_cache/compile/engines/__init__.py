@@ -1,1 +1,26 @@
-"""One adapter per engine: everything that is true of an engine's version and not of another's."""
+"""One adapter per engine: everything that is true of an engine's version and not of another's.
+
+An adapter is a module that imports nothing but the standard library until one of its functions is called, so that the
+build side can ask it for facts. It has:
+
+- ``VERSIONS``: the engine's versions it was checked on;
+- ``environment(cache_root)``: variables that send the engine's cache there, and are in no key;
+- ``expected_ranks(arguments)``: names of the per-rank directories an engine started with these arguments looks for;
+- and, inside the engine's interpreter: ``versions``, ``host_answers``, ``parse``, ``ranks``, ``create_config``,
+  ``compile_rank``. See `vllm` for what they take and return.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+NAMES = ("vllm",)
+"""Engines that a recipe can name."""
+
+
+def adapter(engine: str) -> ModuleType:
+    """The adapter of an engine in `NAMES`."""
+    if engine not in NAMES:
+        raise ValueError(f"no adapter for engine {engine!r}; there is one for {', '.join(NAMES)}")
+    return importlib.import_module(f"{__name__}.{engine}")

@@ -6,39 +6,109 @@ Everything here that names a vLLM function was checked on the versions in `VERSI
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hatch_model_cache.compile.pretend import Pretence, model_loading, parameters
+from hatch_model_cache.compile.pretend import Pretence, parameters
 
 from . import vllm_host, vllm_keys
 
 VERSIONS = frozenset({"0.33.0"})
 """vLLM versions this adapter was checked on."""
 
+AOT = "torch_compile_cache/torch_aot_compile"
+"""Where AOT artifacts lie under the cache root (vllm/compilation/decorators.py)."""
+
+# vllm/config/parallel.py: world_size is the product of the first three; a rank's directory is
+# rank_<rank>_<data parallel rank>.
+_WORLD = (
+    ("--tensor-parallel-size", "-tp"),
+    ("--pipeline-parallel-size", "-pp"),
+    ("--prefill-context-parallel-size", "-pcp"),
+)
+_DATA = ("--data-parallel-size", "-dp")
+
 
 class CompilationDone(BaseException):
     """Ends the engine's start-up once every compiled model is saved. Not an Exception: the engine must not catch it."""
 
 
+@dataclass(frozen=True)
+class Artifact:
+    """One compiled model that the engine saved.
+
+    Attributes:
+        prefix: the engine's name for it, for example ``"backbone"``.
+        path: the file.
+        component, kind, contains: as in the manifest.
+        keys: every key it is looked up by: ``served_as``, ``key``, ``directory`` (relative to the cache root) and
+            ``overrides`` (the factors by which this key differs from `Compiled.factors`).
+    """
+
+    prefix: str
+    path: str
+    keys: list[dict[str, Any]]
+    component: str = "vllm-aot"
+    kind: str = "vllm-aot-model"
+    contains: tuple[str, ...] = ("bytecode", "cubin", "pickle")
+
+
+@dataclass
 class Compiled:
     """What one run of the engine left.
 
     Attributes:
-        artifacts: per saved model (prefix, path of the artifact, [{"served_as", "key", "overrides"}]); overrides are
-            the factors by which this key differs from `factors`.
+        artifacts: what was saved.
         factors: the named values in the key, see `vllm_keys.named_factors`.
         models: how many models the engine compiles.
         counters: vLLM's own counters (``vllm.compilation.counter.compilation_counter``), non-zero ones.
     """
 
-    def __init__(self) -> None:
-        self.artifacts: list[tuple[str, Path, list[dict[str, Any]]]] = []
-        self.factors: dict[str, str] = {}
-        self.models = 0
-        self.counters: dict[str, int] = {}
+    artifacts: list[Artifact] = field(default_factory=list)
+    factors: dict[str, str] = field(default_factory=dict)
+    models: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def saved(self) -> int:
+        """Models that the engine saved."""
+        return self.counters.get("num_aot_artifacts_saved", 0)
+
+    @property
+    def parts(self) -> int:
+        """Distinct compiled parts in them; a model without any loads, and runs uncompiled."""
+        return self.counters.get("num_compiled_artifacts_saved", 0)
+
+
+def environment(cache_root: Path) -> dict[str, str]:
+    """Variables that make the engine keep its cache under `cache_root`; not in the key."""
+    return {"VLLM_CACHE_ROOT": str(cache_root)}
+
+
+def expected_ranks(arguments: Sequence[str]) -> list[str]:
+    """The ranks that an engine started with `arguments` has: ``0_0``, ``1_0``, … (rank, data parallel rank).
+
+    Read from the text, for checks where there is no engine; `ranks` asks the engine's own parser.
+    """
+    world = 1
+    for names in _WORLD:
+        world *= _size(arguments, names)
+    return [f"{rank}_{data}" for data in range(_size(arguments, _DATA)) for rank in range(world)]
+
+
+def _size(arguments: Sequence[str], names: Iterable[str]) -> int:
+    """The value of a parallel size, 1 when it is absent; the last one given wins, as in argparse."""
+    size = 1
+    for index, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        flag = flag.replace("_", "-") if argument.startswith("--") else flag
+        if flag in names:
+            text = value if equals else "".join(arguments[index + 1 : index + 2])
+            size = int(text) if text.isdecimal() else size
+    return max(size, 1)
 
 
 def parse(serve_arguments: list[str]) -> Any:
@@ -96,16 +166,13 @@ def compile_rank(
     def look_up(model: Any, path: str) -> None:
         """Note every key; find nothing, the cache is empty."""
         revision = config.model_config.revision
-        keys = [
-            {
-                "served_as": name,
-                "key": vllm_keys.key_of(vllm_keys.lookup_path(model, identity)),
-                "overrides": {f"model.{field}": vllm_keys.text(value) for field, value in identity.items()},
-            }
-            for name in names
-            for identity in vllm_keys.identities(name, revision)
-        ]
-        compiled.artifacts.append((model._compile_tag, Path(path), keys))
+        keys = []
+        for name in names:
+            for identity in vllm_keys.identities(name, revision):
+                key = vllm_keys.key_of(vllm_keys.lookup_path(model, identity))
+                overrides = {f"model.{field}": vllm_keys.text(value) for field, value in identity.items()}
+                keys.append({"served_as": name, "key": key, "directory": f"{AOT}/{key}", "overrides": overrides})
+        compiled.artifacts.append(Artifact(model._compile_tag, path, keys))
         if not compiled.factors:
             overridden = {factor for key in keys for factor in key["overrides"]}
             named = vllm_keys.named_factors(model.vllm_config)
@@ -237,4 +304,3 @@ def versions() -> dict[str, str]:
 
 
 host_answers = vllm_host.host_answers
-install_inspection = model_loading.install_inspection

@@ -44,8 +44,8 @@ def identities(name: str, revision: str | None) -> list[dict[str, str | None]]:
 
     ``ModelConfig.__post_init__`` asks the Hub what the revision of a repository is
     (``vllm.transformers_utils.repo_utils.resolve_revision``): with none asked for, a Hub that answers makes it
-    ``"main"``, a Hub that cannot be reached leaves None, and it is in the key. So a repository id without a revision has
-    two keys.
+    ``"main"``, a Hub that cannot be reached leaves None, and it is in the key. So a repository id without a revision
+    has two keys.
 
     Args:
         name: the model string given to ``vllm serve``.

@@ -95,7 +95,7 @@ class Device:
 
 
 def _runs(arch: str, capability: tuple[int, int]) -> bool:
-    """Whether the driver takes a cubin: one for the same major and no later minor version; with ``a``, for just that."""
+    """Whether the driver takes a cubin: for the same major and no later minor version, or with ``a`` for just that."""
     number = int(arch.removeprefix("sm_").removesuffix("a"))
     major, minor = divmod(number, 10)
     return (major, minor) == capability if arch.endswith("a") else major == capability[0] and minor <= capability[1]

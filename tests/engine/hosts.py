@@ -1,0 +1,105 @@
+"""A serving host for the tests: its own HOME, directories and virtual environment. Its GPU is pretended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hatch_model_cache.rehearsal import Report, rehearse
+
+SERVE_ARGS = ("--max-model-len", "512", "--max-num-batched-tokens", "8192", "--max-num-seqs", "1024")
+
+
+@dataclass(frozen=True)
+class Host:
+    """python: interpreter of the serving environment; place: everything else of the host."""
+
+    python: Path
+    place: Path
+
+    @property
+    def cache_root(self) -> Path:
+        """VLLM_CACHE_ROOT of this host."""
+        return self.place / "cache"
+
+    @property
+    def work(self) -> Path:
+        """Working directory of the engine."""
+        return self.place / "work"
+
+    def pip_install(self, *wheels: Path) -> None:
+        """`pip install` of local wheels, from nowhere else."""
+        command = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", "--no-index"]
+        links = [part for wheel in wheels for part in ("--find-links", str(wheel.parent))]
+        subprocess.run([*command, "--force-reinstall", *links, *map(str, wheels)], check=True)
+
+    def pip_uninstall(self, *names: str) -> None:
+        """Take distributions away again."""
+        command = [sys.executable, "-m", "pip", "--python", str(self.python), "uninstall", "--quiet", "--yes"]
+        subprocess.run([*command, *names], check=True)
+
+    def model_cache(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The `model-cache` command of this host."""
+        command = [str(self.python.with_name("model-cache")), *arguments]
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.place / "home")}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def serve(
+        self,
+        model: str,
+        target: str,
+        *,
+        arguments: Sequence[str] = SERVE_ARGS,
+        root: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Report:
+        """An unmodified `vllm serve` up to the first call of the model; the plug-in is off unless told else."""
+        for directory in (self.place / "home", self.work):
+            directory.mkdir(parents=True, exist_ok=True)
+        whole = {
+            "PATH": f"{self.python.parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.place / "home"),
+            "VLLM_CACHE_ROOT": str(root or self.cache_root),
+            "MODEL_CACHE_DISABLE": "1",
+            "LANG": "C.UTF-8",
+            **(environment or {}),
+        }
+        command = [str(self.python.with_name("vllm")), "serve", model, *arguments, "--skip-tokenizer-init"]
+        log = self.place / "engine.log"
+        return rehearse([*command, "--port", "8767"], target, environment=whole, cwd=self.work, log=log)
+
+
+def write_recipe(project: Path, model_dir: Path, model: str, served_as: Sequence[str], targets: Sequence[str]) -> Path:
+    """A recipe project for `model_dir` under `project`."""
+    import shutil
+
+    from hatch_model_cache import naming
+    from hatch_model_cache import targets as known
+
+    loaded = [known.load(name) for name in targets]
+    hardware = naming.hardware_name(loaded) or "several"
+    shutil.copytree(model_dir, project / "model")
+    quoted = [", ".join(f'"{item}"' for item in items) for items in (served_as, targets, SERVE_ARGS)]
+    (project / "pyproject.toml").write_text(
+        f"""[build-system]
+requires = ["hatchling", "hatch-model-cache"]
+build-backend = "hatchling.build"
+[project]
+name = "{naming.distribution_name(model, hardware, with_org=False)}"
+version = "1.0.0"
+requires-python = ">=3.11"
+[tool.hatch.build.hooks.model-cache]
+engine = "vllm==0.33.0"
+model = "{model}"
+config = "model"
+served-as = [{quoted[0]}]
+targets = [{quoted[1]}]
+hardware = "{hardware}"
+serve-args = [{quoted[2]}]
+"""
+    )
+    return project

@@ -1,0 +1,286 @@
+"""The whole road with the real vLLM: recipe → compile → wheel → pip → deploy → an unmodified `vllm serve` loads it.
+
+The GPU is pretended on both sides, with another HOME, working directory, cache root and virtual environment path. These
+tests show that the engine finds the artifacts under the keys it computes itself, and compiles nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engine.hosts import Host, write_recipe
+from model_cache.manifest import parse
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).resolve().parents[2]
+H100, A100 = "h100-sxm5-80gb", "a100-sxm4-80gb"
+MODELS = ROOT / "tests" / "data" / "models"
+
+
+@dataclass(frozen=True)
+class Built:
+    """One recipe, compiled and packed: where, and under which names its model is served."""
+
+    project: Path
+    artifacts: Path
+    wheel: Path
+    hub_id: str
+    directory: str
+
+    def manifest(self) -> object:
+        """The wheel's manifest."""
+        import zipfile
+
+        with zipfile.ZipFile(self.wheel) as archive:
+            [name] = [n for n in archive.namelist() if n.endswith("/manifest.json")]
+            return json.loads(archive.read(name))
+
+
+def compile_recipe(
+    project: Path, out: Path, engine: str, user: int | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`model-cache compile` as a user runs it."""
+    command = [sys.executable, "-m", "model_cache", "compile", str(project), "--out", str(out), "--json"]
+    whole = {**os.environ, "MODEL_CACHE_PYTHON": engine, **environment}
+    return subprocess.run(
+        command, env=whole, user=user, group=user, capture_output=True, text=True, timeout=900, check=False
+    )
+
+
+def pack(project: Path, artifacts: Path) -> Path:
+    """The wheel of compiled artifacts, by hatchling."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+    subprocess.run(command, cwd=project, env={**os.environ, "MODEL_CACHE_ARTIFACTS": str(artifacts)}, check=True)
+    [wheel] = (project / "dist").glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def own_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dist = tmp_path_factory.mktemp("own")
+    subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", str(dist), str(ROOT)], check=True)
+    [wheel] = dist.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def serving(engine_python: str, own_wheel: Path) -> Path:
+    """A second environment with the same engine at another path, as a serving host has it."""
+    sys.path.append(str(ROOT / "engines"))
+    from prepare import prepare
+
+    python = prepare("vllm-0.33.0", ROOT / ".engines" / "serving" / "vllm-0.33.0")
+    Host(python, Path()).pip_install(own_wheel)
+    return python
+
+
+@pytest.fixture(scope="session", params=["llama-tiny", "qwen3-tiny", "qwen3-moe-tiny"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Built:
+    """One model compiled for an H100 and an A100, in one wheel."""
+    name: str = request.param
+    project = tmp_path_factory.mktemp(name) / "recipe"
+    write_recipe(project, MODELS / name, f"example/{name}", [f"example/{name}", f"./{name}"], [H100, A100])
+    artifacts = project.parent / "artifacts"
+    done = compile_recipe(project, artifacts, engine_python)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Built(project, artifacts, pack(project, artifacts), f"example/{name}", f"./{name}")
+
+
+@pytest.fixture
+def host(serving: Path, tmp_path: Path) -> Host:
+    return Host(serving, tmp_path / "host")
+
+
+@pytest.fixture
+def installed(built: Built, host: Host, own_wheel: Path) -> Iterator[Host]:
+    """A host with the wheel installed and the model in its working directory."""
+    host.pip_install(built.wheel, own_wheel)
+    shutil.copytree(built.project / "model", host.work / built.directory)
+    yield host
+    host.pip_uninstall(json.loads(json.dumps(built.manifest()))["name"])
+
+
+@pytest.mark.parametrize("target", [H100, A100])
+def test_a_deployed_wheel_is_loaded_and_nothing_is_compiled(built: Built, installed: Host, target: str) -> None:
+    done = installed.model_cache("deploy", "--assume-target", target, "--root", str(installed.cache_root), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = installed.serve(built.directory, target, environment={"VLLM_FORCE_AOT_LOAD": "1"})
+    assert report.error is None
+    assert report.loaded == 1
+    assert report.parts > 0
+    assert (report.inductor_compiles, report.ptxas_runs) == (0, 0)
+
+
+class TestOneWheel:
+    """What is the same for every model is shown on the tiny Llama."""
+
+    @pytest.fixture(scope="class", params=["llama-tiny"])
+    def llama(
+        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, engine_python: str
+    ) -> Built:
+        project = tmp_path_factory.mktemp("one") / "recipe"
+        served = ["example/llama-tiny", "./llama-tiny"]
+        write_recipe(project, MODELS / "llama-tiny", "example/llama-tiny", served, [H100])
+        artifacts = project.parent / "artifacts"
+        done = compile_recipe(project, artifacts, engine_python)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return Built(project, artifacts, pack(project, artifacts), served[0], served[1])
+
+    def test_the_manifest_describes_what_was_built(self, llama: Built) -> None:
+        document = json.loads(json.dumps(llama.manifest()))
+        manifest = parse(json.dumps(document).encode())
+        assert {e.served_as for e in manifest.entries} == {llama.hub_id, llama.directory}
+        # the Hub id has two keys: with a Hub that answers and with one that does not
+        assert sorted(e.served_as for e in manifest.entries) == ["./llama-tiny", *["example/llama-tiny"] * 2]
+        assert len({f.sha256 for e in manifest.entries for f in e.files}) == 1
+        assert len(document["kernels"]) > 5
+        assert {k["arch"] for k in document["kernels"]} == {"sm_90a"}
+        assert all(k["registers"] > 0 for k in document["kernels"])
+        [factors] = document["factors"].values()
+        assert sum(name.startswith("env.") for name in factors) > 200
+        assert factors["scheduler.max_num_batched_tokens"] == "8192"
+        assert factors["inductor.system.device.name"] == "NVIDIA H100 80GB HBM3"
+        text = json.dumps(document)
+        assert str(ROOT) not in text
+        assert "/tmp" not in text
+
+    def test_no_path_of_the_build_is_in_the_payload(self, llama: Built, engine_python: str) -> None:
+        [model] = (llama.artifacts / "files").rglob("model")
+        data = model.read_bytes()
+        for path in (str(ROOT), str(Path(engine_python).parent.parent), str(llama.project), str(Path.home()) + "/"):
+            assert path.encode() not in data, path
+
+    def test_the_plug_in_deploys_at_engine_start(self, llama: Built, host: Host, own_wheel: Path) -> None:
+        host.pip_install(llama.wheel, own_wheel)
+        shutil.copytree(llama.project / "model", host.work / "llama-tiny")
+        try:
+            on = {"MODEL_CACHE_DISABLE": "0", "MODEL_CACHE_ASSUME_TARGET": H100, "VLLM_FORCE_AOT_LOAD": "1"}
+            report = host.serve("./llama-tiny", H100, environment=on)
+        finally:
+            host.pip_uninstall(json.loads(json.dumps(llama.manifest()))["name"])
+        assert report.warm, report
+        assert "model-cache: deployed" in (host.place / "engine.log").read_text()
+
+    def test_a_host_without_the_wheel_compiles(self, host: Host) -> None:
+        shutil.copytree(MODELS / "llama-tiny", host.work / "llama-tiny")
+        report = host.serve("./llama-tiny", H100)
+        assert not report.warm
+        assert report.inductor_compiles > 0
+        assert report.ptxas_runs > 0
+
+    def test_another_target_is_refused_with_both_values_and_nothing_written(
+        self, llama: Built, host: Host, own_wheel: Path
+    ) -> None:
+        root = host.place / "cache"
+        host.pip_install(llama.wheel, own_wheel)
+        try:
+            done = host.model_cache("deploy", "--assume-target", "h200", "--root", str(root))
+        finally:
+            host.pip_uninstall(json.loads(json.dumps(llama.manifest()))["name"])
+        assert done.returncode == 4, done.stdout + done.stderr
+        assert "h200" in done.stderr
+        assert H100 in done.stderr
+        assert not root.exists()
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can build as another user")
+    def test_another_directory_user_and_time_zone_give_the_same_keys(
+        self, llama: Built, tmp_path: Path, engine_python: str
+    ) -> None:
+        place = Path("/var/tmp") / f"model-cache-test-{os.getpid()}"  # pytest's own directory is closed to other users
+        place.mkdir()
+        try:
+            shutil.copytree(llama.project, place / "elsewhere")
+            for path in (place, *place.rglob("*")):
+                os.chown(path, 65534, 65534)
+            done = compile_recipe(
+                place / "elsewhere", place / "a", engine_python, user=65534, TZ="Asia/Tokyo", HOME=str(place)
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            again, first = (json.loads((d / "artifacts.json").read_text()) for d in (place / "a", llama.artifacts))
+        finally:
+            shutil.rmtree(place)
+        assert [e["key"] for e in again["entries"]] == [e["key"] for e in first["entries"]]
+        assert again["factors"] == first["factors"]
+        assert again["kernels"] == first["kernels"]
+
+    def test_no_weight_file_is_opened(self, llama: Built, tmp_path: Path, engine_python: str) -> None:
+        project = tmp_path / "recipe"
+        shutil.copytree(llama.project, project, ignore=shutil.ignore_patterns("dist"))
+        for name in ("model.safetensors", "pytorch_model.bin"):
+            (project / "model" / name).write_bytes(b"not weights: whoever reads this fails")
+        trace = tmp_path / "trace"
+        wrapper = tmp_path / "python"
+        wrapper.write_text(
+            f'#!/bin/sh\nexec strace -f -qq -e trace=open,openat,openat2 -o "{trace}" "{engine_python}" "$@"\n'
+        )
+        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+        done = compile_recipe(project, tmp_path / "artifacts", str(wrapper))
+        assert done.returncode == 0, done.stdout + done.stderr
+        opened = re.findall(r'open(?:at2?)?\([^"]*"([^"]*)"', trace.read_text(errors="replace"))
+        assert sum(path.endswith("/config.json") for path in opened) > 0
+        weights = [p for p in opened if re.search(r"\.(safetensors|bin|pt|pth|gguf)$", p) and "site-packages" not in p]
+        assert not [p for p in weights if "/packages/" not in p], weights
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (("vllm==0.33.0", "vllm==0.32.0"), "0.33.0"),
+            (('"--max-num-seqs", "1024"', '"--no-such-flag"'), "--no-such-flag"),
+        ],
+    )
+    def test_a_compile_that_cannot_work_says_why_and_leaves_nothing(
+        self, llama: Built, tmp_path: Path, engine_python: str, change: tuple[str, str], said: str
+    ) -> None:
+        project = tmp_path / "recipe"
+        shutil.copytree(llama.project, project)
+        recipe = project / "pyproject.toml"
+        assert change[0] in recipe.read_text()
+        recipe.write_text(recipe.read_text().replace(*change))
+        done = compile_recipe(project, tmp_path / "artifacts", engine_python)
+        assert done.returncode == 6, done.stdout + done.stderr
+        message = json.loads(done.stdout)["error"]["message"]
+        assert said in message
+        [log] = re.findall(r"\S+\.log", message)
+        assert Path(log).stat().st_size > 0
+        assert not (tmp_path / "artifacts").exists()
+        Path(log).unlink()
+
+    def test_python_m_build_compiles_through_the_hook(
+        self, llama: Built, tmp_path: Path, engine_python: str, own_wheel: Path
+    ) -> None:
+        project = tmp_path / "recipe"
+        shutil.copytree(llama.project, project, ignore=shutil.ignore_patterns("dist"))
+        environment = {**os.environ, "MODEL_CACHE_PYTHON": engine_python, "PIP_FIND_LINKS": str(own_wheel.parent)}
+        done = subprocess.run(
+            [sys.executable, "-m", "build", str(project)], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        names = sorted(path.name for path in (project / "dist").iterdir())
+        assert names == [llama.wheel.name, llama.wheel.name.replace("-cp311-none-any.whl", ".tar.gz")]
+        again = Built(project, project, project / "dist" / names[0], llama.hub_id, llama.directory)
+        keys = [[e["key"] for e in json.loads(json.dumps(b.manifest()))["entries"]] for b in (again, llama)]
+        assert keys[0] == keys[1]
+
+
+def test_the_real_llama_8b_compiles(tmp_path: Path, engine_python: str) -> None:
+    config = ROOT / "examples" / "llama-3.1-8b" / "model"
+    project = write_recipe(tmp_path / "recipe", config, "meta-llama/Llama-3.1-8B", ["./llama"], [H100])
+    done = compile_recipe(project, tmp_path / "artifacts", engine_python)
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = json.loads((tmp_path / "artifacts" / "logs" / "measured.json").read_text())
+    assert measured[f"{H100}-rank0"]["peak_rss_bytes"] < 3 << 30
+    assert len(json.loads(done.stdout)["entries"]) == 1
+
+
