@@ -1,0 +1,466 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fake_driver
+from factories import (
+    A100,
+    BIG,
+    ENTRY_ONE,
+    ENTRY_TWO,
+    H100,
+    MODEL,
+    NAME,
+    expected_files,
+    files_of,
+    install,
+    make_engine,
+    make_site,
+    make_wheel,
+    sha,
+)
+from model_cache import __version__, cli
+from model_cache.cli import main
+from model_cache.names import data_package
+from model_cache.verify import blob_path
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGE = data_package(NAME)
+PYTHON = ".".join(map(str, sys.version_info[:3]))
+HERE = {"engine.python": PYTHON, "engine.platform": f"linux_{os.uname().machine}"}
+OTHER = "model-cache-other-a100-sxm4-80gb"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def site(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An image with an engine and one wheel, and no GPU."""
+    site = make_site(tmp_path, changes=HERE)
+    monkeypatch.setattr(sys, "path", [str(site), str(make_engine(tmp_path / "engine")), *sys.path])
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(root))
+    (tmp_path / "no-driver").mkdir()
+    (tmp_path / "no-driver/libcuda.so.1").touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "no-driver"))
+    monkeypatch.delenv("MODEL_CACHE_ASSUME_TARGET", raising=False)
+    return site
+
+
+@pytest.fixture
+def assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_CACHE_ASSUME_TARGET", "h100-sxm5-80gb")
+
+
+class Ran:
+    """One run of the command in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+        self.code = main(arguments)
+        self.out, self.err = capsys.readouterr()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    return lambda *arguments: Ran(capsys, arguments)
+
+
+# list, inspect
+
+
+def test_list_without_wheels(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("list")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "no model cache wheel is installed in this Python environment\n"
+    assert run("list", "--json").json == {"wheels": []}
+
+
+def test_list(site: Path, run: Any) -> None:
+    (site / "model_cache_broken-1.dist-info").mkdir()
+    done = run("list")
+    assert (done.code, done.err) == (0, "")
+    head, broken, row = done.out.splitlines()
+    assert head.split() == ["NAME", "VERSION", "MODEL", "ENGINE", "TARGETS", "SIZE"]
+    assert row.split() == [NAME, "1.0.0", MODEL, "vllm", "0.33.0", "h100-sxm5-80gb", "4.1", "kB"]
+    assert broken.startswith("model-cache-broken  ")
+    assert "damaged: " in broken
+    (first, second) = run("list", "--json").json["wheels"]
+    assert first["problem"]
+    assert second == {
+        "name": NAME,
+        "version": "1.0.0",
+        "location": str(site),
+        "model": MODEL,
+        "engine": "vllm 0.33.0",
+        "targets": ["h100-sxm5-80gb"],
+        "size": 4119,
+        "problem": None,
+    }
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model": 1}', "[" * 100_000, '{"entries": [{"files": 3}]}', "\xff"])
+def test_list_survives_any_manifest(site: Path, run: Any, text: str) -> None:
+    (site / PACKAGE / "manifest.json").write_text(text, encoding="latin-1")
+    done = run("list")
+    assert done.code == 0
+    assert "damaged: its manifest cannot be read" in done.out
+
+
+def test_inspect_of_a_file_and_of_an_installed_wheel(site: Path, run: Any, tmp_path: Path) -> None:
+    wheel = next((tmp_path / "dist").iterdir())
+    done = run("inspect", NAME)
+    assert (done.code, done.err) == (0, "")
+    for part in (
+        f"{NAME} 1.0.0",
+        f"model      {MODEL}",
+        "served as  test-org/Synthetic-1B, /models/synthetic",
+        "engine     vllm 0.33.0, torch 2.14.0+cu130, triton 3.8.0, CUDA 13.0",
+        "NVIDIA H100 80GB HBM3 (compute capability 9.0, 132 SMs; without a source: total_memory)",
+        "serve      --max-num-seqs 1024",
+        "VLLM_USAGE_SOURCE=image",
+        "can run    bytecode (4 files), pickle (4 files) when an engine loads it",
+        "built      cross by hatch-model-cache 0.1.0",
+        "warning: total_memory has no source",
+        "flashinfer-python=0.7.2, nvcc=absent, peer_access=False",
+        ENTRY_ONE,
+    ):
+        assert part in done.out, part
+    assert run("inspect", str(wheel)).out == done.out
+    data = run("inspect", str(wheel), "--json").json
+    assert data["manifest"]["model"]["id"] == MODEL
+    assert data["manifest_sha256"] == sha((site / PACKAGE / "manifest.json").read_bytes())
+
+
+def test_what_a_wheel_says_cannot_steer_the_terminal(tmp_path: Path, run: Any) -> None:
+    wheel = make_wheel(tmp_path, changes={"build.warnings": ["\x1b[2Jred\nforged line"], "model.id": "a\u009bb"})
+    done = run("inspect", str(wheel))
+    assert done.code == 0
+    assert "\x1b" not in done.out
+    assert "\u009b" not in done.out
+    assert "\\x1b[2Jred\\x0aforged line" in done.out
+
+
+# verify
+
+
+def test_verify(site: Path, run: Any, tmp_path: Path) -> None:
+    wheel = next((tmp_path / "dist").iterdir())
+    done = run("verify")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"intact: {NAME} 1.0.0 (3 files, 4.1 kB); origin not checked\n"
+    data = run("verify", str(wheel), NAME, "--json").json
+    assert [row["status"] for row in data["wheels"]] == ["intact", "intact"]
+    assert data["wheels"][0]["bytes"] == 4119
+    assert run("verify", NAME, "--quiet").out == ""
+
+
+def test_verify_names_every_damaged_file_of_every_wheel(site: Path, run: Any) -> None:
+    (site / PACKAGE / blob_path(sha(BIG))).write_bytes(bytes(len(BIG)))
+    (site / PACKAGE / "extra").touch()
+    done = run("verify", NAME)
+    assert (done.code, done.out) == (3, "")
+    assert done.err.startswith(f"model-cache: {NAME} 1.0.0: does not agree with its manifest\n  - extra is not listed")
+    (site / PACKAGE / "extra").unlink()
+    done = run("verify", NAME, "model-cache-x", "--json")
+    assert done.code == 3
+    assert done.json["error"]["kind"] == "damaged"
+    assert [row["status"] for row in done.json["wheels"]] == ["damaged", "not-found"]
+    assert "has other content" in done.json["wheels"][0]["problems"][1]
+
+
+def test_verify_what_was_deployed(site: Path, root: Path, run: Any, assumed: None) -> None:
+    assert run("verify", NAME, "--root", str(root)).code == 5
+    run("deploy")
+    (root / ENTRY_ONE / "inductor_cache").mkdir()  # a warm start adds files
+    (root / ENTRY_ONE / "inductor_cache/x").touch()
+    done = run("verify", NAME, "--root", str(root), "--json")
+    assert done.code == 0
+    assert done.json["wheels"][0]["deployed"] == 4
+    (root / ENTRY_ONE / "rank_0_0/model").write_bytes(b"")
+    (root / ENTRY_TWO / "rank_0_0/model").unlink()
+    done = run("verify", NAME, "--root", str(root))
+    assert done.code == 3
+    assert f"{ENTRY_ONE}/rank_0_0/model has other content" in done.err
+    assert f"{ENTRY_TWO}/rank_0_0/model is missing" in done.err
+    assert "`model-cache deploy" in done.err
+    assert run("deploy").code == 0
+    assert run("verify", NAME, "--root", str(root)).code == 0
+
+
+# deploy, remove
+
+
+def test_deploy_and_remove(site: Path, root: Path, run: Any, assumed: None) -> None:
+    done = run("deploy")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"deployed: {NAME} 1.0.0 (2 entries, 8.2 kB) for h100-sxm5-80gb in {root}\n"
+    assert files_of(root) == expected_files()
+    assert run("deploy", NAME).out.startswith("unchanged: ")
+    data = run("deploy", "--json").json
+    assert data["root"] == str(root)
+    (row,) = data["wheels"]
+    assert (row["outcome"], row["targets"], row["bytes_written"]) == ("unchanged", ["h100-sxm5-80gb"], 0)
+    assert row["entries"][0] == {"directory": ENTRY_ONE, "action": "unchanged", "note": ""}
+    done = run("remove", NAME.upper())
+    assert done.code == 0
+    assert "is still installed: the next engine start deploys it again" in done.out
+    assert list(root.iterdir()) == []
+    assert run("remove", NAME).code == 5
+
+
+def test_deploy_to_another_root(site: Path, root: Path, run: Any, assumed: None, tmp_path: Path) -> None:
+    assert run("deploy", "--root", str(tmp_path / "elsewhere"), "--quiet").out == ""
+    assert files_of(tmp_path / "elsewhere") == expected_files()
+    assert not root.exists()
+    assert run("remove", NAME, "--root", str(tmp_path / "elsewhere"), "--json").json["wheels"][0]["removed"]
+
+
+def test_dry_run(site: Path, root: Path, run: Any, assumed: None) -> None:
+    done = run("deploy", "--dry-run")
+    assert done.out.startswith("would be deployed: ")
+    assert not root.exists()
+
+
+def test_without_a_gpu_deploy_refuses_and_says_why(site: Path, root: Path, run: Any) -> None:
+    done = run("deploy", NAME)
+    assert (done.code, done.out) == (4, "")
+    assert f"{NAME} 1.0.0 does not fit this host" in done.err
+    assert "GPU is not visible (no CUDA driver is installed" in done.err
+    done = run("deploy", "--json")
+    assert done.code == 4
+    assert done.json["error"]["kind"] == "mismatch"
+    (row,) = done.json["wheels"]
+    (difference,) = row["differences"]
+    assert difference["field"] == "GPU"
+    assert difference["wheel"] == "h100-sxm5-80gb"
+    assert not root.exists()
+
+
+def test_an_assumed_target_must_be_one_of_the_wheels(site: Path, root: Path, run: Any) -> None:
+    assert run("deploy", "--assume-target", "h100-sxm5-80gb").code == 0
+    done = run("deploy", "--assume-target", "b200")
+    assert done.code == 4
+    assert "target is b200, the wheel was built for h100-sxm5-80gb" in done.err
+    assert run("deploy", "--assume-target", "B 200").code == 2
+
+
+def test_a_visible_gpu_decides(
+    site: Path, root: Path, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "driver").mkdir()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver.build(tmp_path / "driver")))
+    monkeypatch.setenv("FAKE_GPUS", fake_driver.spec(H100 | {"device_name": "NVIDIA H200"}))
+    done = run("deploy", NAME)
+    assert done.code == 4
+    assert "device_name is 'NVIDIA H200', the wheel was built for 'NVIDIA H100 80GB HBM3'" in done.err
+    assert not root.exists()
+    monkeypatch.setenv("FAKE_GPUS", fake_driver.spec(H100))
+    assert run("deploy", NAME).code == 0
+
+
+def test_without_names_whatever_fits_is_deployed(
+    site: Path, root: Path, run: Any, assumed: None, tmp_path: Path
+) -> None:
+    install(make_wheel(tmp_path / "dist", name=OTHER, targets=(A100,), changes=HERE), site)
+    done = run("deploy")
+    assert done.code == 0
+    assert f"{OTHER} 1.0.0 does not fit this host" in done.out
+    assert [row["outcome"] for row in run("deploy", "--json").json["wheels"]] == ["mismatch", "unchanged"]
+    assert run("deploy", OTHER).code == 4
+    (site / data_package(OTHER) / "manifest.json").write_text("{}")
+    done = run("deploy")
+    assert done.code == 3
+    assert "unchanged: " in done.out
+
+
+def test_deploy_of_damage_writes_nothing(site: Path, root: Path, run: Any, assumed: None) -> None:
+    (site / PACKAGE / blob_path(sha(BIG))).write_bytes(bytes(len(BIG)))
+    assert run("deploy").code == 3
+    assert not root.exists()
+
+
+def test_remove_names_what_stays(site: Path, root: Path, run: Any, assumed: None) -> None:
+    run("deploy")
+    (root / ENTRY_ONE / "added").touch()
+    done = run("remove", NAME)
+    assert done.code == 0
+    assert f"  left, not ours: {ENTRY_ONE}/added\n" in done.out
+
+
+# Errors, exit codes, help
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind"),
+    [
+        (("inspect", "model-cache-x"), 5, "not-found"),
+        (("inspect", "x.whl"), 5, "not-found"),
+        (("verify",), 5, "not-found"),
+        (("deploy",), 5, "not-found"),
+        (("remove", "model-cache-x", "--root", "/nonexistent"), 5, "not-found"),
+        (("deploy", "--assume-target", "A/B"), 5, "not-found"),
+        (("frobnicate",), 2, "usage"),
+        ((), 2, "usage"),
+        (("inspect",), 2, "usage"),
+        (("list", "--frob"), 2, "usage"),
+    ],
+)
+def test_every_error_has_its_code_and_is_json_when_asked_for(
+    arguments: tuple[str, ...], code: int, kind: str, run: Any
+) -> None:
+    done = run(*arguments)
+    assert done.code == code
+    assert done.err.startswith("model-cache: ")
+    assert "Traceback" not in done.err
+    done = run(*arguments, "--json")
+    assert done.code == code
+    assert done.json["error"]["kind"] == kind
+    assert done.json["error"]["message"]
+    assert done.err == ""
+
+
+@pytest.mark.parametrize("command", [None, "list", "inspect", "verify", "deploy", "remove"])
+def test_help_tells_the_exit_codes(command: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"] if command else ["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for code in ("0  ok", "2  wrong usage", "3  damaged", "4  does not fit", "5  not found", "6  compile failed"):
+        assert code in text
+    if command is None:
+        assert all(name in text for name in cli.BUILD_COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"model-cache {__version__}\n"
+
+
+def test_build_commands_reach_the_build_side(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "h100-sxm5-80gb" in run("targets", "list").out
+    import hatch_model_cache.cli as build
+
+    seen: list[list[str]] = []
+    monkeypatch.setattr(build, "main", lambda argv: seen.append(argv) or 6)
+    assert run("compile", "x", "--out", "y").code == 6
+    assert seen == [["compile", "x", "--out", "y"]]
+
+
+def test_a_missing_build_requirement_is_named(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'packaging.version'", name="packaging.version")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    done = run("compile", "x")
+    assert done.code == 2
+    assert "needs the Python package 'packaging': pip install 'hatch-model-cache[build]'" in done.err
+
+
+def test_the_serving_side_never_imports_the_build_side_nor_torch(site: Path, assumed: None) -> None:
+    for arguments in (["list"], ["verify"], ["deploy"], ["inspect", NAME], ["remove", NAME]):
+        code = (
+            f"import sys; from model_cache.cli import main; assert main({arguments!r}) == 0;"
+            "unwanted = {'hatch_model_cache', 'torch', 'vllm', 'hatchling'};"
+            "assert not unwanted & {module.partition('.')[0] for module in sys.modules}"
+        )
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+
+
+def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-m", "model_cache.cli", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def test_the_installed_command_answers() -> None:
+    script = Path(sys.executable).with_name("model-cache")
+    done = subprocess.run([str(script), "list", "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"wheels": []}
+
+
+def test_a_pipe_that_nobody_reads_is_no_traceback(site: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = [sys.executable, "-m", "model_cache.cli", "inspect", NAME]
+    done = subprocess.run(code, env=environment, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_progress_is_shown_on_a_terminal_only(site: Path, root: Path, assumed: None) -> None:
+    import pty
+
+    def on_a_terminal(*arguments: str) -> str:
+        leader, follower = pty.openpty()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        code = [sys.executable, "-m", "model_cache.cli", *arguments]
+        subprocess.run(code, env=environment, stderr=follower, stdout=subprocess.DEVNULL, check=True)
+        os.close(follower)
+        chunks = b""
+        try:
+            while chunk := os.read(leader, 4096):
+                chunks += chunk
+        except OSError:
+            pass
+        os.close(leader)
+        return chunks.decode()
+
+    assert f"verify {NAME} 1.0.0: 4.1 kB of 4.1 kB" in on_a_terminal("verify")
+    assert on_a_terminal("verify", "--quiet") == ""
+    assert on_a_terminal("verify", "--json") == ""
+    assert command("verify").stderr == ""
+
+
+def test_an_interrupt_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from model_cache import commands
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "run_list", interrupted)
+    done = run("list")
+    assert (done.code, done.err) == (130, "model-cache: interrupted\n")
+
+
+def test_list_with_200_wheels_answers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    for number in range(200):
+        name = f"model-cache-synthetic-{number}-h100-sxm5-80gb"
+        contents = {f"a/{number}": {"model": str(number).encode()}}
+        install(make_wheel(tmp_path / "dist", contents, name=name), site)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "hatch_plugin"), str(site)])}
+
+    def seconds(*arguments: str) -> float:
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=True)
+        if len(arguments) > 2:
+            assert len(done.stdout.splitlines()) == 201
+        return time.perf_counter() - start
+
+    times = sorted(seconds("-m", "model_cache.cli", "list") for _ in range(7))
+    assert times[0] < 0.15, times
