@@ -10,7 +10,7 @@ import pytest
 
 from build_factories import document, make_artifacts, make_project, write_artifacts
 from hatch_model_cache import artifacts
-from hatch_model_cache.recipe import load_recipe
+from hatch_model_cache.recipe_file import load_recipe
 from model_cache.errors import DamagedError, NotFoundError
 
 

@@ -23,7 +23,8 @@ import model_cache
 from build_factories import MODEL, NAME, PACKAGE, TABLE, document, make_artifacts, make_project, write_artifacts
 from hatch_model_cache.artifacts import read
 from hatch_model_cache.pack import pack
-from hatch_model_cache.recipe import Recipe, load_recipe
+from hatch_model_cache.recipe import Recipe
+from hatch_model_cache.recipe_file import load_recipe
 from hatch_model_cache.wheel_check import check_wheel
 from model_cache.errors import CompileError
 from model_cache.payload import open_payload

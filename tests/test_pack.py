@@ -16,7 +16,8 @@ from hatch_model_cache.artifacts import read
 from hatch_model_cache.compile.engines.vllm import expected_ranks
 from hatch_model_cache.leaks import Watch, secret_name
 from hatch_model_cache.pack import Packed, pack
-from hatch_model_cache.recipe import Recipe, load_recipe
+from hatch_model_cache.recipe import Recipe
+from hatch_model_cache.recipe_file import load_recipe
 from model_cache.errors import DamagedError
 from model_cache.manifest import parse
 

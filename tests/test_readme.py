@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_model_cache.recipe import options_table, parse
+from hatch_model_cache.recipe import options_table
+from hatch_model_cache.recipe_file import parse
 from model_cache import cli, errors
 
 ROOT = Path(__file__).resolve().parent.parent

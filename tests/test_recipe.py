@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from build_factories import MODEL, NAME, TABLE, make_project, pyproject
-from hatch_model_cache.recipe import WHERE, load_recipe, options, options_table, parse
+from hatch_model_cache.recipe import WHERE, options, options_table
+from hatch_model_cache.recipe_file import load_recipe, parse
 from model_cache.errors import UsageError
 
 

@@ -16,7 +16,8 @@ from model_cache.names import normalize, printable
 from . import naming
 from .artifacts import FILE_NAME, Artifacts, read
 from .pack import Packed, pack
-from .recipe import HOOK, WEIGHT_SUFFIXES, Recipe, build_table, config_files, parse
+from .recipe import HOOK, WEIGHT_SUFFIXES, Recipe, config_files
+from .recipe_file import build_table, parse
 from .wheel_check import check_wheel
 
 ARTIFACTS_VARIABLE = "MODEL_CACHE_ARTIFACTS"

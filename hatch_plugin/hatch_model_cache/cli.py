@@ -52,7 +52,7 @@ def _add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _compile(arguments: argparse.Namespace) -> int:
     from . import artifacts, compiler, interpreter, progress
-    from .recipe import load_recipe
+    from .recipe_file import load_recipe
 
     recipe = load_recipe(arguments.recipe)
     out = arguments.out or arguments.recipe / "artifacts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from . import naming
 if TYPE_CHECKING:
     from .targets import Target
 
-__all__ = ["HOOK", "WHERE", "Option", "Recipe", "config_files", "load_recipe", "options", "parse"]
+__all__ = ["HOOK", "WHERE", "Option", "Recipe", "config_files", "options", "options_table"]
 
 HOOK = "model-cache"
 WHERE = f"tool.hatch.build.hooks.{HOOK}"
@@ -40,7 +40,7 @@ def _option(kind: str, text: str, *, default: Any = dataclasses.MISSING, factory
 class Recipe:
     """The options of `[tool.hatch.build.hooks.model-cache]`; a field `serve_args` is the key `serve-args`.
 
-    Made by `parse`, which checks every value. Paths stay as written; see `config_dir`.
+    Made by `recipe_file.parse`, which checks every value. Paths stay as written; see `config_dir`.
     """
 
     engine: str = _option("string", 'What will load the cache, with its exact version: `"vllm==0.33.0"`')
@@ -235,78 +235,3 @@ def config_files(directory: Path) -> Iterator[tuple[str, Path]]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def parse(table: Mapping[str, Any], *, where: str = WHERE, project_dir: Path | str) -> Recipe:
-    """Check the hook's table and return it as a Recipe.
-
-    table: what stands under `where` in the project's configuration.
-    where: TOML path for messages.
-    Raises UsageError that names every problem, each with its full TOML path.
-    """
-    from .recipe_checks import check
-
-    project = Path(project_dir).resolve()
-    values, problems = check(table, where, project)
-    if problems:
-        raise UsageError(f"The recipe of {project} has {_count(problems)}:", problems)
-    return Recipe(**values, project_dir=project)
-
-
-def _count(problems: Sequence[str]) -> str:
-    return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-
-
-def load_recipe(project_dir: Path | str) -> Recipe:
-    """Read the recipe of a project the way hatchling does: pyproject.toml, overridden by hatch.toml.
-
-    Raises UsageError when there is none, or when it is wrong.
-    """
-    table, where = find_table(Path(project_dir))
-    return parse(table, where=where, project_dir=project_dir)
-
-
-def find_table(project_dir: Path) -> tuple[Mapping[str, Any], str]:
-    """The hook's table and its TOML path; the wheel target's own hook table wins, as in hatchling.
-
-    Raises UsageError when a file cannot be read or no such table is in it.
-    """
-    build, prefix = build_table(project_dir)
-    for path in (("targets", "wheel", "hooks", HOOK), ("hooks", HOOK)):
-        table = _subtable(build, *path)
-        if isinstance(table, Mapping):
-            return table, ".".join((prefix, *path))
-    raise UsageError(f"{project_dir / 'pyproject.toml'} holds no recipe: it has no table `{WHERE}`.")
-
-
-def build_table(project_dir: Path) -> tuple[Any, str]:
-    """hatchling's build table and its TOML path; one in hatch.toml replaces that of pyproject.toml.
-
-    Raises UsageError when a file cannot be read.
-    """
-    pyproject = _load_toml(project_dir / "pyproject.toml")
-    hatch_toml = project_dir / "hatch.toml"
-    if hatch_toml.is_file():
-        hatch = _load_toml(hatch_toml)
-        if "build" in hatch:
-            return hatch["build"], "build"
-    return _subtable(pyproject, "tool", "hatch", "build"), "tool.hatch.build"
-
-
-def _subtable(table: Any, *keys: str) -> Any:
-    for key in keys:
-        table = table.get(key) if isinstance(table, Mapping) else None
-    return table
-
-
-def _load_toml(path: Path) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist: give the directory of a recipe project.") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}") from None

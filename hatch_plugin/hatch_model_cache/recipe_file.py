@@ -1,0 +1,86 @@
+"""Where a recipe is written, and the one way from there to a `Recipe`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from model_cache.errors import UsageError
+
+from .recipe import HOOK, WHERE, Recipe
+from .recipe_checks import check
+
+__all__ = ["build_table", "find_table", "load_recipe", "parse"]
+
+
+def parse(table: Mapping[str, Any], *, where: str = WHERE, project_dir: Path | str) -> Recipe:
+    """Check the hook's table and return it as a Recipe.
+
+    table: what stands under `where` in the project's configuration.
+    where: TOML path for messages.
+    Raises UsageError that names every problem, each with its full TOML path.
+    """
+    project = Path(project_dir).resolve()
+    values, problems = check(table, where, project)
+    if problems:
+        raise UsageError(f"The recipe of {project} has {_count(problems)}:", problems)
+    return Recipe(**values, project_dir=project)
+
+
+def _count(problems: Sequence[str]) -> str:
+    return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+
+
+def load_recipe(project_dir: Path | str) -> Recipe:
+    """Read the recipe of a project the way hatchling does: pyproject.toml, overridden by hatch.toml.
+
+    Raises UsageError when there is none, or when it is wrong.
+    """
+    table, where = find_table(Path(project_dir))
+    return parse(table, where=where, project_dir=project_dir)
+
+
+def find_table(project_dir: Path) -> tuple[Mapping[str, Any], str]:
+    """The hook's table and its TOML path; the wheel target's own hook table wins, as in hatchling.
+
+    Raises UsageError when a file cannot be read or no such table is in it.
+    """
+    build, prefix = build_table(project_dir)
+    for path in (("targets", "wheel", "hooks", HOOK), ("hooks", HOOK)):
+        table = _subtable(build, *path)
+        if isinstance(table, Mapping):
+            return table, ".".join((prefix, *path))
+    raise UsageError(f"{project_dir / 'pyproject.toml'} holds no recipe: it has no table `{WHERE}`.")
+
+
+def build_table(project_dir: Path) -> tuple[Any, str]:
+    """hatchling's build table and its TOML path; one in hatch.toml replaces that of pyproject.toml.
+
+    Raises UsageError when a file cannot be read.
+    """
+    pyproject = _load_toml(project_dir / "pyproject.toml")
+    hatch_toml = project_dir / "hatch.toml"
+    if hatch_toml.is_file():
+        hatch = _load_toml(hatch_toml)
+        if "build" in hatch:
+            return hatch["build"], "build"
+    return _subtable(pyproject, "tool", "hatch", "build"), "tool.hatch.build"
+
+
+def _subtable(table: Any, *keys: str) -> Any:
+    for key in keys:
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table
+
+
+def _load_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist: give the directory of a recipe project.") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
