@@ -228,7 +228,11 @@ def _settle(root: Root, intent: State, steps: list[Step], deadline: Deadline) ->
         if step.writes:
             found = staging.compare(root, entry.directory, entry.files, deadline)
             if found is None or found.wrong:
-                _discard(root, entry, found.wrong if found else ())
+                staging.take_away(root, entry, deadline, even_if_changed=True)
+                raise DamagedError(
+                    f"{entry.directory} in {root.path} was not what had been written to it, and is deleted again; "
+                    "the disk may be failing"
+                )
         entries.append(staging.with_times(root, entry) if entry.ours else entry)
     removed, left = [], []
     for entry in _obsolete(intent.superseded, steps):
@@ -246,15 +250,3 @@ def _obsolete(superseded: tuple[DeployedEntry, ...], steps: list[Step]) -> list[
     """The superseded entries that have no successor in the same directory."""
     wanted = {step.entry.directory for step in steps}
     return [entry for entry in superseded if entry.directory not in wanted]
-
-
-def _discard(root: Root, entry: DeployedEntry, wrong: tuple[str, ...]) -> None:
-    """What was read back is not what was written: nothing may load it. Raises DamagedError."""
-    for path in wrong:
-        folder, _, name = f"{entry.directory}/{path}".rpartition("/")
-        with suppress(OSError, ModelCacheError), files.opened(root.descriptor, folder) as parent:
-            os.unlink(name, dir_fd=parent)
-    raise DamagedError(
-        f"{entry.directory} in {root.path} is not what was written to it; the disk may be failing",
-        [f"{path} was deleted again" for path in wrong],
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -56,6 +57,10 @@ def _sync(directory: int) -> None:
     os.fsync(directory)
 
 
+_NO_REGULAR_FILE = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENXIO)
+"""How opening a link, a directory or a special file as a regular file fails."""
+
+
 class Comparison(NamedTuple):
     """Listed files of a directory that are not there, and those that are there with other content."""
 
@@ -93,8 +98,12 @@ def _is_same(directory: int, file: DeployedFile, deadline: Deadline) -> bool | N
             descriptor = files.open_regular(place, name)
     except FileNotFoundError:
         return None
-    except (OSError, files.LinkError):
+    except files.LinkError:
         return False
+    except OSError as error:
+        if error.errno in _NO_REGULAR_FILE:
+            return False
+        raise
     with os.fdopen(descriptor, "rb", buffering=0) as source:
         return hash_file(source, file.size, deadline) == (file.sha256, file.size)
 
@@ -133,8 +142,6 @@ def place(parent: int, staged: str, name: str) -> bool:
     except (FileExistsError, NotADirectoryError):
         return False
     except OSError as error:
-        import errno
-
         if error.errno != errno.ENOTEMPTY:
             raise
         return False
@@ -206,16 +213,16 @@ def _exists(directory: int, name: str) -> bool:
     return True
 
 
-def take_away(root: Root, entry: DeployedEntry, deadline: Deadline) -> list[str]:
+def take_away(root: Root, entry: DeployedEntry, deadline: Deadline, *, even_if_changed: bool = False) -> list[str]:
     """Remove the files of `entry` that are still as deploy put them; return what is left, relative to the root.
 
     A directory that holds nothing else vanishes in one step. Files that the engine added or changed stay.
+    even_if_changed: remove the listed files whatever they hold.
     """
     folder, _, name = entry.directory.rpartition("/")
     try:
         with files.opened(root.descriptor, folder) as parent, files.opened(parent, name) as directory:
-            changed = {file.path for file in entry.files if not _is_same(directory, file, deadline)}
-            listed = {file.path for file in entry.files} - changed
+            listed = {f.path for f in entry.files if even_if_changed or _is_same(directory, f, deadline)}
             left = _left(directory, listed)
             if left:
                 _unlink(directory, listed)
