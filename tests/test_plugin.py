@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +24,10 @@ from factories import (
     files_of,
     install,
     make_engine,
+    make_host,
     make_site,
     make_wheel,
+    run,
     sha,
 )
 from model_cache import plugin, startup, verify
@@ -344,6 +349,65 @@ def test_the_entry_point_names_the_function() -> None:
 
     (found,) = (point for point in entry_points(group="vllm.general_plugins") if point.name == "model_cache")
     assert found.load() is plugin.register
+
+
+SOMEBODY: dict[str, Any] = {
+    "user": 12345,
+    "group": 0,
+    "extra_groups": [],
+    "cwd": "/",
+    "capture_output": True,
+    "text": True,
+}
+
+
+def interpreter_for_somebody() -> tuple[str, str]:
+    """An interpreter that another user may run, and its version."""
+    for path in (sys.executable, sys._base_executable, "/usr/bin/python3"):  # type: ignore[attr-defined]
+        try:
+            code = "import platform; print(platform.python_version())"
+            done = subprocess.run([path, "-I", "-c", code], env={}, check=True, **SOMEBODY)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        if tuple(map(int, done.stdout.split(".")[:2])) >= (3, 11):
+            return path, done.stdout.strip()
+    pytest.skip("no interpreter that another user may run")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
+def test_a_service_user_reads_what_root_has_deployed(driver_folder: Path) -> None:
+    """Deployed by root in an image under umask 077, started by a random user id with HOME=/ and no right to write."""
+    python, version = interpreter_for_somebody()
+    with tempfile.TemporaryDirectory() as folder:
+        public = Path(folder)
+        site = make_site(public, changes={**HERE, "engine.python": version})
+        make_engine(public / "engine")
+        shutil.copytree(driver_folder, public / "driver")
+        shutil.copytree(REPOSITORY / "hatch_plugin", public / "source")
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        old = os.umask(0o077)
+        try:
+            run(site, public / "root", make_host(python=version, platform=HERE["engine.platform"]))
+        finally:
+            os.umask(old)
+        code = (
+            "import logging; logging.basicConfig(level=20); from model_cache.plugin import register; register();"
+            f"print(len(open('{public}/root/{ENTRY_ONE}/rank_0_0/model', 'rb').read()))"
+        )
+        environment = {
+            "PYTHONPATH": os.pathsep.join(str(public / name) for name in ("source", "site", "engine")),
+            "LD_LIBRARY_PATH": str(public / "driver"),
+            "FAKE_GPUS": fake_driver.spec(H100),
+            "VLLM_CACHE_ROOT": str(public / "root"),
+            "HOME": "/",
+        }
+        done = subprocess.run([python, "-c", code], env=environment, check=False, **SOMEBODY)
+        assert (done.stdout, done.stderr) == ("11\n", "")
+        (public / "root" / ENTRY_ONE / "rank_0_0/model").unlink()
+        done = subprocess.run([python, "-c", code.partition("print")[0]], env=environment, check=False, **SOMEBODY)
+        assert done.returncode == 0
+        (line,) = done.stderr.splitlines()
+        assert "permission denied; run as the user that owns it" in line
 
 
 def test_all_processes_of_a_server_at_once(site: Path, root: Path) -> None:

@@ -152,6 +152,10 @@ def test_what_a_wheel_says_cannot_steer_the_terminal(tmp_path: Path, run: Any) -
     assert "\x1b" not in done.out
     assert "\u009b" not in done.out
     assert "\\x1b[2Jred\\x0aforged line" in done.out
+    wheel = make_wheel(tmp_path, changes={"model.\x1b[2J\nforged": 1})
+    done = run("verify", str(wheel))
+    assert done.code == 3
+    assert done.err.endswith("\n  - model.\\x1b[2J\\x0aforged is not known\n")
 
 
 # verify

@@ -76,7 +76,11 @@ def _print_error(error: ModelCacheError, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps({"error": error.as_dict()}, indent=1) + "\n")
     else:
-        sys.stderr.write(f"model-cache: {error}\n")
+        from model_cache.names import printable
+
+        # What a wheel says may be quoted in there. Line ends of a message are ours, those of a problem are not.
+        lines = [*error.message.split("\n"), *(f"  - {problem}" for problem in error.problems)]
+        sys.stderr.write("model-cache: " + "\n".join(map(printable, lines)) + "\n")
 
 
 def _build_command(arguments: list[str]) -> int:
