@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = "vllm-0.33.0"
 VARIABLE = "MODEL_CACHE_TEST_ENGINE"
-
-if str(ROOT / "tests") not in sys.path:
-    sys.path.append(str(ROOT / "tests"))  # the fakes
 
 
 @pytest.fixture(scope="session")

@@ -63,11 +63,24 @@ def leave(job: Mapping[str, Any], cache: Path, prefixes: tuple[str, ...] = ("bac
         path = cache / CACHE / key_of(target, prefix, "as built") / f"rank_{rank}_0" / "model"
         path.parent.mkdir(parents=True)
         path.write_bytes(artifact(target, f"{prefix} of rank {rank}"))
-        keys = [
-            {"served_as": name, "key": key_of(target, prefix, name), "overrides": {"model.model": name}}
-            for name in job["served_as"]
-        ]
-        artifacts.append({"prefix": prefix, "path": str(path), "keys": keys})
+        artifacts.append(
+            {
+                "prefix": prefix,
+                "path": str(path),
+                "component": "vllm-aot",
+                "kind": "vllm-aot-model",
+                "contains": ["bytecode", "cubin", "pickle"],
+                "keys": [
+                    {
+                        "served_as": name,
+                        "key": key_of(target, prefix, name),
+                        "directory": f"{CACHE}/{key_of(target, prefix, name)}",
+                        "overrides": {"model.model": name},
+                    }
+                    for name in job["served_as"]
+                ],
+            }
+        )
     arguments = list(job["serve_arguments"])
     size = arguments[arguments.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in arguments else 1
     return {
@@ -77,7 +90,8 @@ def leave(job: Mapping[str, Any], cache: Path, prefixes: tuple[str, ...] = ("bac
         "host_answers": {"nvcc": None, "ninja": False},
         "factors": {"model.dtype": "torch.bfloat16", "inductor.system.device.name": target},
         "models": len(prefixes),
-        "counters": {"num_aot_artifacts_saved": len(prefixes), "num_compiled_artifacts_saved": 2},
+        "saved": len(prefixes),
+        "parts": 2 * len(prefixes),
         "artifacts": artifacts,
         "kernels": [
             {
