@@ -1,0 +1,79 @@
+"""Run the benchmarks, one after the other, and write docs/benchmarks.md and benchmarks/results.json.
+
+    make bench
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(script: str, *arguments: str) -> Any:
+    """The JSON that one benchmark prints."""
+    done = subprocess.run([sys.executable, str(HERE / script), *arguments], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def machine() -> str:
+    """Processor, cores, memory and Python of this machine."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.machine())
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    return f"{model}, {cores} cores, {memory:.0f} GiB, Python {platform.python_version()}, no GPU"
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The page docs/benchmarks.md."""
+    memory, plugin = results["compile"], results["plugin"]
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Written by `make bench` on: {results['machine']}. Figures of one run; compare within a table only.",
+        "",
+        f"## Compiling without a GPU, for {memory['target']}",
+        "",
+        "| model | wall s | peak memory GB | artifact MB |",
+        "|---|---|---|---|",
+        *(
+            f"| {r['model']} | {r['seconds']:.1f} | {r['peak_rss_bytes'] / 1e9:.2f} | {r['artifact_bytes'] / 1e6:.1f} |"
+            for r in memory["rows"]
+        ),
+        "",
+        f"Memory of the 70B-shaped over the 8B model: {memory['peak_rss_ratio']:.2f} (limit {memory['limit']}).",
+        "",
+        "## The plug-in, per engine process",
+        "",
+        "Milliseconds on top of an interpreter that has importlib.metadata loaded, as vLLM's processes have.",
+        "",
+        "| state | median of " + str(plugin["runs"]) + " |",
+        "|---|---|",
+        f"| no wheel installed | {plugin['no_wheel_ms']:.1f} |",
+        f"| a wheel installed and deployed: nothing to do | {plugin['nothing_to_do_ms']:.1f} |",
+        f"| the first start, which deploys | {plugin['first_start_ms']:.1f} |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    results = {
+        "machine": machine(),
+        "compile": run("compile_memory.py", "--json"),
+        "plugin": run("plugin_noop.py"),
+    }
+    (HERE / "results.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    (HERE.parent / "docs" / "benchmarks.md").write_text(markdown(results))
+    print(markdown(results))
+
+
+if __name__ == "__main__":
+    main()
