@@ -159,6 +159,11 @@ def in_another_ranks_place(build: Build) -> None:
             lambda b: b.result().update(saved=0), "the engine saved 0 of the 1 models it compiles", id="nothing saved"
         ),
         pytest.param(
+            lambda b: b.result().update(saved=0, models=0),
+            "the engine saved 0 of the 0 models it compiles",
+            id="no model",
+        ),
+        pytest.param(
             lambda b: b.result().update(models=2), "the engine saved 1 of the 2 models it compiles", id="one not saved"
         ),
         pytest.param(
