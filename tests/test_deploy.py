@@ -724,6 +724,26 @@ def end_this_process_at_call(number: int) -> None:
         setattr(os, name, wrapped(getattr(os, name)))
 
 
+def test_what_the_engine_compiled_after_a_killed_deploy_is_the_engines(site: Path, root: Path) -> None:
+    """Killed between intent and first rename; then an engine starts cold and saves into the directory we wanted."""
+
+    def killed(*_: Any) -> NoReturn:
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(staging, "place", killed)
+        run(site, root)
+    with Root.open(str(root)) as opened:
+        found = state.load(opened, NAME)
+        assert found is not None
+        assert found.phase == "deploying"
+    path = root / ENTRY_ONE / "rank_0_0/model"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"compiled by the engine")
+    assert actions(run(site, root)) == {ENTRY_ONE: "kept", ENTRY_TWO: "deployed"}
+    assert path.read_bytes() == b"compiled by the engine"
+
+
 def test_leftovers_of_another_system_are_deleted_when_they_are_old(site: Path, root: Path) -> None:
     run(site, root)
     parent = (root / ENTRY_ONE).parent

@@ -264,6 +264,14 @@ def with_gap(data: bytearray) -> bytes:
     return bytes(out)
 
 
+def with_hole_at_the_end(data: bytearray) -> bytes:
+    """Bytes between the last member and the central directory, with the end record corrected."""
+    end = data.rindex(b"PK\x05\x06")
+    (start,) = struct.unpack_from("<L", data, end + 16)
+    poke(data, end + 16, "<L", start + 4)
+    return bytes(data[:start] + b"hole" + data[start:])
+
+
 STRUCTURE: dict[str, tuple[Callable[[bytearray], Any], str]] = {
     "trailing data": (lambda d: d + b"x", "trailing data"),
     "trailing archive": (lambda d: d + d, "does not end where|does not start|disagree"),
@@ -274,6 +282,7 @@ STRUCTURE: dict[str, tuple[Callable[[bytearray], Any], str]] = {
     "empty": (lambda d: b"", "cut short"),
     "no zip": (lambda d: b"x" * 1000, "no zip archive"),
     "hole between members": (with_gap, "does not start where the member before it ends"),
+    "hole before the directory": (with_hole_at_the_end, "between the last member and the central directory"),
     "other name in the local header": (
         lambda d: d.__setitem__(slice(local_header(d, BLOB) + 30, local_header(d, BLOB) + 31), b"n"),
         "disagrees with the central directory",
