@@ -60,4 +60,8 @@ def _say(message: str, *, alarm: bool = False) -> None:
 
     from model_cache.names import printable
 
-    logging.getLogger(LOGGER).log(logging.WARNING if alarm else logging.INFO, "model-cache: %s", printable(message))
+    logger = logging.getLogger(LOGGER)
+    if logger.hasHandlers():
+        logger.log(logging.WARNING if alarm else logging.INFO, "model-cache: %s", printable(message))
+    else:  # vllm 0.33.0 loads plug-ins in `vllm serve` before it configures its logging; a line must not be lost
+        sys.stderr.write(f"model-cache: {printable(message)}\n")
