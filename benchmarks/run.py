@@ -1,6 +1,6 @@
 """Run the benchmarks, one after the other, and write docs/benchmarks.md and benchmarks/results.json.
 
-    make bench
+make bench
 """
 
 from __future__ import annotations

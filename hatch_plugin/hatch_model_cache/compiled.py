@@ -55,7 +55,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
     problems += _missing_ranks(recipe, results)
     problems += _disagreements(results)
     if problems:
-        raise CompileError("The compile ended, but what it left cannot be shipped:", problems)
+        raise CompileError("What the compile left cannot be shipped:", problems)
     factors: dict[str, Mapping[str, str]] = {}
     entries: dict[tuple[str, str, str], dict[str, Any]] = {}
     for result in results:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import fcntl
-import io
-import json
 import os
-import select
 import shutil
-import signal
-import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_cache.errors import CompileError, UsageError
+from model_cache.errors import CompileError, DamagedError, UsageError
 
-from . import compiled, interpreter
+from . import artifacts, compiled, engine_process, interpreter
 from .compile import engines
+from .pack import pack
 from .progress import Progress, Silent
 from .recipe import Recipe, config_files
 
 BYTES_PER_PROCESS = 3 << 30
 """Memory one compile process is counted with: the 8B and 70B Llama take 1.5 GB each (benchmarks/compile_memory.py)."""
-
-_BOOTSTRAP = Path(__file__).parent / "compile" / "bootstrap.py"
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,7 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
             result = _run(python, recipe, first, scratch, progress or Silent())
             results.append((first, result))
             others = [_Job(target, rank) for rank in range(1, result["ranks"])]
-            with ThreadPoolExecutor(max_workers=max(1, _processes(len(others)))) as pool:
+            with ThreadPoolExecutor(max_workers=_processes(len(others))) as pool:
                 run = [pool.submit(_run, python, recipe, job, scratch, progress or Silent()) for job in others]
                 results.extend((job, future.result()) for job, future in zip(others, run, strict=True))
         staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -81,9 +75,12 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
             collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]
             try:
                 compiled.collect(recipe, model, collected, staging)
-            except CompileError as error:
-                logs = ", ".join(str(_keep(scratch / job.directory / "engine.log", job)) for job, _ in results)
-                raise CompileError(f"{error.message.rstrip(':')} (logs: {logs}):", error.problems) from None
+                # what cannot be packed (a secret, a path of this machine) is better known now than in the build
+                pack(artifacts.read(staging), recipe, name=recipe.distribution_name, version="0")
+            except (CompileError, DamagedError) as error:
+                logs = [engine_process.keep_log(scratch / job.directory, str(job)) for job, _ in results]
+                told = f"What the compile left cannot be shipped (logs: {', '.join(map(str, logs))}):"
+                raise CompileError(told, error.problems or [error.message]) from None
             staging.chmod(0o755)
             if out.exists():
                 out.rmdir()
@@ -142,8 +139,9 @@ def _empty(directory: Path) -> None:
 
 def _processes(jobs: int) -> int:
     """How many compile processes at a time: at most one per core, and `BYTES_PER_PROCESS` of free memory for each."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(jobs, len(os.sched_getaffinity(0)), available // BYTES_PER_PROCESS)
+    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    [available] = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return max(1, min(jobs, len(os.sched_getaffinity(0)), available // BYTES_PER_PROCESS))
 
 
 def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progress) -> dict[str, Any]:
@@ -160,82 +158,13 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
         "serve_arguments": list(recipe.serve_args),
         "served_as": list(recipe.served_as),
     }
-    (directory / "job.json").write_text(json.dumps(description), "utf-8")
-    log = directory / "engine.log"
     cache = engines.adapter(recipe.engine_name).environment(directory / "cache")
-    reading, writing = os.pipe()
-    command = [python, "-s", "-P", str(_BOOTSTRAP), str(directory / "job.json"), str(writing)]
-    with log.open("wb") as output, os.fdopen(reading, "rb", buffering=0) as events:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=[writing],
-            cwd=directory,
-            env=interpreter.scrubbed_environment(recipe.environment, cache, directory),
-            start_new_session=True,  # one signal ends it with everything it started
-        )
-        os.close(writing)
-        try:
-            for line in _lines(process, events):
-                _tell(progress, job, line)
-            status = process.wait()
-        finally:
-            _end(process)
-    return _result(directory, job, status, log)
 
+    def tell(event: Mapping[str, Any]) -> None:
+        if "stage" in event:
+            progress.stage(str(job), event["stage"])
+        elif "kernel" in event:
+            progress.kernel(str(job), event["kernel"])
 
-def _lines(process: subprocess.Popen[bytes], pipe: io.FileIO) -> Iterator[bytes]:
-    """Lines from the pipe until the process ends, even if the file does not: a child of the engine may hold it open."""
-    pending = b""
-    while True:
-        ended = process.poll() is not None
-        if select.select([pipe], [], [], 0 if ended else 0.5)[0]:
-            data = pipe.read(65536)
-            if not data:
-                return
-            *lines, pending = (pending + data).split(b"\n")
-            yield from lines
-        elif ended:
-            return
-
-
-def _tell(progress: Progress, job: _Job, line: bytes) -> None:
-    event = json.loads(line)
-    if "stage" in event:
-        progress.stage(str(job), event["stage"])
-    elif "kernel" in event:
-        progress.kernel(str(job), event["kernel"])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
-
-
-def _result(directory: Path, job: _Job, status: int, log: Path) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads((directory / "result.json").read_text("utf-8"))
-    except FileNotFoundError:
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        raise CompileError(f"{job}: the engine ended without a result ({how}). Its log: {_keep(log, job)}") from None
-    if "error" in result:
-        raise CompileError(f"{job}: {_short(result['error'])}. The engine's log: {_keep(log, job)}")
-    return result
-
-
-def _keep(log: Path, job: _Job) -> Path:
-    """Move a log out of the scratch directory, which is about to be removed."""
-    descriptor, path = tempfile.mkstemp(prefix=f"model-cache-{job.directory}-", suffix=".log")
-    os.close(descriptor)
-    shutil.copyfile(log, path)
-    return Path(path)
-
-
-def _short(text: str, limit: int = 300) -> str:
-    line = " ".join(text.split()).rstrip(".")
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    environment = interpreter.scrubbed_environment(recipe.environment, cache, directory)
+    return engine_process.run(python, description, directory, environment, label=str(job), on_event=tell)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 from model_cache.errors import CompileError, UsageError
 
+from . import engine_process
 from .compile import rehearsal as inside
 
 
@@ -115,7 +115,7 @@ def rehearse(
         try:
             _wait(process, report, timeout)
         finally:
-            _end(process)
+            engine_process.end(process)
         if not report.is_file():
             raise CompileError(f"The engine ended without reaching its model. Its log: {log}")
         return Report.parse(json.loads(report.read_text("utf-8")))
@@ -127,12 +127,3 @@ def _wait(process: subprocess.Popen[bytes], report: Path, timeout: float) -> Non
         if report.is_file() or process.poll() is not None:
             return
         time.sleep(0.1)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the engine with everything it started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()

@@ -87,10 +87,7 @@ def _content_problems(path: Path, name: str, described: list[File], watch: Watch
     ]
     if not size:
         return problems
-    text = any(
-        Path(file.path).suffix.lower() in _TEXT_SUFFIXES or _TEXT & set(file.contains)
-        for file in described
-    )
+    text = any(Path(file.path).suffix.lower() in _TEXT_SUFFIXES or _TEXT & set(file.contains) for file in described)
     with path.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
         digest = hashlib.sha256(content).hexdigest()
         leaks = list(watch.leaks(content, text=text))

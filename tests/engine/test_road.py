@@ -282,5 +282,3 @@ def test_the_real_llama_8b_compiles(tmp_path: Path, engine_python: str) -> None:
     measured = json.loads((tmp_path / "artifacts" / "logs" / "measured.json").read_text())
     assert measured[f"{H100}-rank0"]["peak_rss_bytes"] < 3 << 30
     assert len(json.loads(done.stdout)["entries"]) == 1
-
-

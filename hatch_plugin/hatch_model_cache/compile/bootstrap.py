@@ -9,7 +9,9 @@ traced into an artifact.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 
@@ -39,7 +41,14 @@ def _neutral_path(links: Path) -> None:
         sys.path[index] = str(link)
 
 
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it is gone, however that ended."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def main() -> int:
+    _end_with_parent()
     job, descriptor = Path(sys.argv[1]), int(sys.argv[2])
     here = Path(__file__).resolve().parent
     _neutral_path(job.parent / "packages")

@@ -1,0 +1,117 @@
+"""One process in the engine's interpreter: given a job, watched while it works, ended with everything it started."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from model_cache.errors import CompileError
+
+_BOOTSTRAP = Path(__file__).parent / "compile" / "bootstrap.py"
+LOG = "engine.log"
+
+
+def run(
+    python: str,
+    job: Mapping[str, Any],
+    directory: Path,
+    environment: Mapping[str, str],
+    *,
+    label: str,
+    on_event: Callable[[Mapping[str, Any]], None],
+) -> dict[str, Any]:
+    """Run `compile/worker.py` on a job, to its end, and return its result.
+
+    Args:
+        python: the engine's interpreter.
+        job: see `compile.worker.run`.
+        directory: the process's own; gets ``job.json``, ``result.json`` and ``engine.log``.
+        environment: the whole environment of the process.
+        label: how errors call it.
+        on_event: told of every stage and kernel.
+
+    Raises:
+        CompileError: if the process fails; its log is kept and named.
+    """
+    (directory / "job.json").write_text(json.dumps(job), "utf-8")
+    reading, writing = os.pipe()
+    command = [python, "-s", "-P", str(_BOOTSTRAP), str(directory / "job.json"), str(writing)]
+    with (directory / LOG).open("wb") as output, os.fdopen(reading, "rb", buffering=0) as events:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[writing],
+            cwd=directory,
+            env=dict(environment),
+            start_new_session=True,  # one signal ends it with everything it started
+        )
+        os.close(writing)
+        try:
+            for line in _lines(process, events):
+                with suppress(ValueError):
+                    on_event(json.loads(line))
+            status = process.wait()
+        finally:
+            end(process)
+    return _result(directory, status, label)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads its own session, and all that is in it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def keep_log(directory: Path, label: str) -> Path:
+    """Copy a process's log out of its directory, which is about to be removed."""
+    descriptor, path = tempfile.mkstemp(prefix=f"model-cache-{label.replace(' ', '-')}-", suffix=".log")
+    os.close(descriptor)
+    shutil.copyfile(directory / LOG, path)
+    return Path(path)
+
+
+def _lines(process: subprocess.Popen[bytes], pipe: io.FileIO) -> Iterator[bytes]:
+    """Lines from the pipe until the process ends, even if the file does not: a child of the engine may hold it open."""
+    pending = b""
+    while True:
+        ended = process.poll() is not None
+        if select.select([pipe], [], [], 0 if ended else 0.5)[0]:
+            data = pipe.read(65536)
+            if not data:
+                return
+            *lines, pending = (pending + data).split(b"\n")
+            yield from lines
+        elif ended:
+            return
+
+
+def _result(directory: Path, status: int, label: str) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads((directory / "result.json").read_text("utf-8"))
+    except FileNotFoundError:
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        log = keep_log(directory, label)
+        raise CompileError(f"{label}: the engine ended without a result ({how}). Its log: {log}") from None
+    if "error" in result:
+        raise CompileError(f"{label}: {_short(result['error'])}. The engine's log: {keep_log(directory, label)}")
+    return result
+
+
+def _short(text: str, limit: int = 300) -> str:
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= limit else line[: limit - 1] + "…"
