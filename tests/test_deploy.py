@@ -627,6 +627,24 @@ def test_eight_deployers_at_once(site: Path, root: Path, monkeypatch: pytest.Mon
     assert files_of(root) == expected_files()
 
 
+def test_a_lock_on_a_file_that_was_deleted_meanwhile_is_no_lock(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last remove deletes our directory, with the lock file that others may have open to wait for."""
+    real = fcntl.flock
+    calls = []
+
+    def deleted_before(descriptor: int, operation: int) -> None:
+        if not calls:
+            shutil.rmtree(root / ".model-cache")
+        calls.append(descriptor)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", deleted_before)
+    with Root.open(str(root), create=True) as one, one.lock(Deadline(5)):
+        assert len(calls) == 2
+        with Root.open(str(root)) as other, pytest.raises(DeadlineError), other.lock(Deadline(0.1)):
+            pass
+
+
 def test_waiting_for_a_lock_ends_with_the_deadline(site: Path, root: Path) -> None:
     run(site, root)
     (root / ENTRY_ONE / "rank_0_0/model").unlink()
@@ -730,9 +748,10 @@ def test_what_the_engine_compiled_after_a_killed_deploy_is_the_engines(site: Pat
     def killed(*_: Any) -> NoReturn:
         raise SystemExit
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "place", killed)
-        run(site, root)
+        with pytest.raises(SystemExit):
+            run(site, root)
     with Root.open(str(root)) as opened:
         found = state.load(opened, NAME)
         assert found is not None

@@ -132,7 +132,10 @@ def fields(value: Any, prefix: str = "") -> list[str]:
     found = []
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in pairs:
-        free = prefix in ("factors.", "factors.f.", "host_answers.", "serve.environment.") or "overrides" in prefix
+        free = (
+            prefix in ("factors.", "factors.f.", "host_answers.", "serve.environment.", "unkeyed.")
+            or "overrides" in prefix
+        )
         if isinstance(value, dict) and not free:
             found.append(f"{prefix}{key}")
         if key == 0 or isinstance(value, dict):
@@ -236,6 +239,13 @@ def test_hostile_bytes_are_refused_quickly(name: str) -> None:
 
 def test_brackets_in_strings_are_no_depth() -> None:
     assert loads(b'["[[[[[[[[[[[[[[[[[[[[[[\\"[["]', "x", 1000) == ['[[[[[[[[[[[[[[[[[[[[[["[[']
+
+
+def test_depth_is_bounded_before_anything_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loads(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, "x", 1000)
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(DamagedError, match="nested deeper than"):
+        loads(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "x", 1000)
 
 
 def nested() -> st.SearchStrategy[Any]:

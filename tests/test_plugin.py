@@ -30,7 +30,7 @@ from factories import (
     run,
     sha,
 )
-from model_cache import plugin, startup, verify
+from model_cache import plugin, stamp, startup, verify
 from model_cache.names import data_package
 from model_cache.removal import remove
 from model_cache.verify import blob_path
@@ -204,6 +204,16 @@ def test_after_any_change_it_looks_closer_once(
     assert closer == ["looked", "looked"]
     if change != "another torch":
         assert expected_files().items() <= files_of(Path(os.environ["VLLM_CACHE_ROOT"])).items()
+
+
+def test_a_stamp_is_for_one_kind_of_host_also_when_two_share_a_file_name(root: Path) -> None:
+    path = root / ".model-cache/stamps" / stamp.file_name("one")
+    path.parent.mkdir(parents=True)
+    path.write_text(stamp.text("one", [], ["said"]) or "")
+    assert stamp.read(str(root), "one", []) == ("said",)
+    path.write_text(stamp.text("two", [], []) or "")
+    assert stamp.read(str(root), "one", []) is None
+    assert stamp.text("one", ["a\nb"], []) is None
 
 
 def test_damage_in_the_cache_is_mended_with_a_warning(site: Path, root: Path, caplog: pytest.LogCaptureFixture) -> None:
