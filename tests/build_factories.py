@@ -144,6 +144,7 @@ def document(
             "stand_ins": [{"site": "synthetic.py:1", "answer": "1", "count": 2}],
         },
         "host_answers": {"nvcc": None, "ninja": None, "flashinfer-python": "0.7.2"},
+        "unkeyed": {"speculative.num_speculative_tokens": None},
         "factors": {name: {"model.dtype": "torch.bfloat16"} for name in recipe.targets},
         "entries": entries,
         "kernels": [
@@ -154,6 +155,7 @@ def document(
                 "registers": 32,
                 "shared": 0,
                 "spills": 0,
+                "configs": 1,
                 "target": name,
             }
             for name in recipe.targets

@@ -108,6 +108,7 @@ def make_document(
             "stand_ins": [{"site": "vllm/x.py:1", "answer": "1", "count": 2}],
         },
         "host_answers": {"nvcc": None, "flashinfer-python": "0.7.2", "peer_access": False},
+        "unkeyed": {"speculative.num_speculative_tokens": None},
         "factors": {"f": {"model.dtype": "bfloat16"}},
         "entries": [
             {
@@ -144,6 +145,7 @@ def make_document(
                 "registers": 32,
                 "shared": 0,
                 "spills": 0,
+                "configs": 1,
                 "target": targets[0]["name"],
             }
         ],

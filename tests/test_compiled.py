@@ -38,7 +38,7 @@ class Build:
         directory.mkdir(parents=True)
         (directory / "engine.log").write_text(f"log of {target} {rank}\n")
         job = {
-            "target": target,
+            "target": {"name": target},
             "rank": rank,
             "served_as": list(self.recipe.served_as),
             "serve_arguments": list(self.recipe.serve_args),

@@ -13,7 +13,7 @@ import pytest
 
 from build_factories import TABLE, make_project
 from fakes import fake_engine
-from hatch_model_cache import artifacts, interpreter
+from hatch_model_cache import artifacts, interpreter, targets
 from hatch_model_cache.compiler import compile_recipe
 from hatch_model_cache.recipe import Recipe
 from hatch_model_cache.recipe_file import load_recipe
@@ -115,12 +115,12 @@ def test_the_engine_sees_the_recipe_and_nothing_of_this_machine(
     assert seen["stdin"] == ""
     assert seen["group"], "one signal must reach all that it starts"
     assert seen["job"] == {
+        "task": "compile",
         "engine": "vllm",
         "version": "0.33.0",
-        "target": TARGET,
+        "target": targets.load(TARGET).as_dict(),
         "rank": 0,
-        "model": str(scratch / "model"),
-        "serve_arguments": list(wanted.serve_args),
+        "serve_arguments": [str(scratch / "model"), *wanted.serve_args],
         "served_as": list(wanted.served_as),
     }
     assert seen["arguments"][:2] == ["-s", "-P"]

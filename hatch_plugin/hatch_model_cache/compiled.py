@@ -90,6 +90,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
             "stand_ins": _stand_ins(results),
         },
         "host_answers": first["host_answers"],
+        "unkeyed": first["unkeyed"],
         "factors": factors,
         "entries": list(entries.values()),
         "kernels": _kernels(results),
@@ -149,7 +150,7 @@ def _disagreements(results: Sequence[RankResult]) -> Iterator[str]:
     """Processes of one build must agree on the engine, the host, and (for one target) on every key."""
     first = results[0]
     for other in results[1:]:
-        for what in ("engine", "host_answers", "architectures"):
+        for what in ("engine", "host_answers", "unkeyed", "architectures"):
             if other.result[what] != first.result[what]:
                 yield f"{other} and {first} disagree on {what}"
     keys: dict[tuple[str, str], tuple[RankResult, list[dict[str, Any]]]] = {}
@@ -225,4 +226,5 @@ def _stand_ins(results: Sequence[RankResult]) -> list[dict[str, Any]]:
 
 def _kernels(results: Sequence[RankResult]) -> list[dict[str, Any]]:
     found = {(r.target, k["sha256"]): {**k, "target": r.target} for r in results for k in r.result["kernels"]}
-    return [kernel for _, kernel in sorted(found.items())]
+    configs = Counter((kernel["target"], kernel["name"]) for kernel in found.values())
+    return [{**kernel, "configs": configs[kernel["target"], kernel["name"]]} for _, kernel in sorted(found.items())]

@@ -15,7 +15,7 @@ from typing import Any
 
 from model_cache.errors import CompileError, DamagedError, UsageError
 
-from . import artifacts, compiled, engine_process, interpreter
+from . import artifacts, compiled, engine_process, interpreter, targets
 from .compile import engines
 from .pack import pack
 from .progress import Progress, Silent
@@ -150,12 +150,12 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
     for name in ("home", "tmp"):
         (directory / name).mkdir(parents=True)
     description = {
+        "task": "compile",
         "engine": recipe.engine_name,
         "version": recipe.engine_version,
-        "target": job.target,
+        "target": targets.load(job.target).as_dict(),
         "rank": job.rank,
-        "model": str(scratch / "model"),
-        "serve_arguments": list(recipe.serve_args),
+        "serve_arguments": [str(scratch / "model"), *recipe.serve_args],
         "served_as": list(recipe.served_as),
     }
     cache = engines.adapter(recipe.engine_name).environment(directory / "cache")

@@ -143,7 +143,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One cubin inside the artifacts. shared and spills in bytes, registers per thread."""
+    """One cubin inside the artifacts.
+
+    registers: per thread; shared: bytes per block; spills: 32-bit words per thread; configs: how many cubins the wheel
+    holds of this kernel for this target. Which of several is used is measured on the serving host.
+    """
 
     name: str
     sha256: str
@@ -151,6 +155,7 @@ class Kernel:
     registers: int
     shared: int
     spills: int
+    configs: int
     target: str
 
 
@@ -166,6 +171,8 @@ class Manifest:
     serve: Serve
     build: Build
     host_answers: Mapping[str, Scalar]
+    unkeyed: Mapping[str, Scalar]
+    """What decided the code and is in no cache key of the engine: a host that differs would load the wrong thing."""
     factors: Mapping[str, Mapping[str, str]]
     entries: tuple[Entry, ...]
     kernels: tuple[Kernel, ...]
@@ -247,6 +254,7 @@ def _manifest(f: Fields) -> Manifest:
         serve=f.one("serve", _serve),
         build=f.one("build", _build),
         host_answers=f.scalar_mapping("host_answers"),
+        unkeyed=f.scalar_mapping("unkeyed"),
         factors={key: table.text_mapping(key) for key in factors},
         entries=f.objects("entries", _entry, least=1),
         kernels=f.objects("kernels", _kernel),
@@ -339,6 +347,7 @@ def _kernel(f: Fields) -> Kernel:
         registers=f.integer("registers"),
         shared=f.integer("shared"),
         spills=f.integer("spills"),
+        configs=f.integer("configs", 1),
         target=f.text("target", _WORD),
     )
 

@@ -56,7 +56,7 @@ def artifact(target: str, note: str = "") -> bytes:
 
 def leave(job: Mapping[str, Any], cache: Path, prefixes: tuple[str, ...] = ("backbone",)) -> dict[str, Any]:
     """Leave artifacts under `cache` for a job as compiler.py describes one, and return the result of the process."""
-    target, rank = job["target"], job["rank"]
+    target, rank = job["target"]["name"], job["rank"]
     kernel = (CUBINS / f"{ARCHS[target]}-ptxas.cubin").read_bytes()
     artifacts = []
     for prefix in prefixes:
@@ -88,6 +88,7 @@ def leave(job: Mapping[str, Any], cache: Path, prefixes: tuple[str, ...] = ("bac
         "ranks": int(size),
         "architectures": ["LlamaForCausalLM"],
         "host_answers": {"nvcc": None, "ninja": False},
+        "unkeyed": {"speculative.num_speculative_tokens": None},
         "factors": {"model.dtype": "torch.bfloat16", "inductor.system.device.name": target},
         "models": len(prefixes),
         "saved": len(prefixes),
@@ -130,12 +131,13 @@ class Fake:
     def report(self, **more: object) -> None:
         """Write what this process sees to the file that FAKE_REPORT names."""
         if "FAKE_REPORT" in os.environ:
+            model = Path(self.job["serve_arguments"][0])
             seen = {
                 "environment": dict(os.environ),
                 "arguments": sys.argv[1:],
                 "job": self.job,
                 "cwd": str(Path.cwd()),
-                "model": sorted(str(p.relative_to(self.job["model"])) for p in Path(self.job["model"]).rglob("*")),
+                "model": sorted(str(p.relative_to(model)) for p in model.rglob("*")),
                 "scratch": sorted(p.name for p in self.directory.parent.iterdir()),
                 "stdin": sys.stdin.read(),
                 "group": os.getpgid(0) == os.getpid(),

@@ -8,17 +8,22 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hatch_model_cache import targets
 
 from . import engines
-from .pretend import pretend
+from .pretend import Pretence, pretend
 
 RESULT = "result.json"
+
+
+class UnknownVersionError(RuntimeError):
+    """The engine's version has no adapter: nothing can be said about its keys."""
 
 
 class Progress:
@@ -46,9 +51,9 @@ def main(job_path: Path, descriptor: int) -> int:
     job = json.loads(job_path.read_text("utf-8"))
     try:
         result = run(job, job_path.parent, progress)
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         traceback.print_exc()
-        result = {"error": f"{type(error).__name__}: {error}"}
+        result = {"error": f"{type(error).__name__}: {error}", "unknown": isinstance(error, UnknownVersionError)}
     result["measured"] = {
         "seconds": round(time.monotonic() - begun, 2),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -61,50 +66,65 @@ def main(job_path: Path, descriptor: int) -> int:
 
 
 def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, Any]:
-    """Compile what `job` says.
+    """Do what `job` says.
 
     Args:
-        job: ``target`` (its name), ``engine`` and ``version``, ``model`` (directory with config.json),
-            ``serve_arguments``, ``served_as``, ``rank``.
+        job: ``task`` ("compile" or "look-up"), ``engine`` and ``version`` (None: any known one), ``target`` (its
+            record), ``serve_arguments`` (what follows ``vllm serve``, the model first), and for a compile
+            ``served_as`` and ``rank``.
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
     adapter = engines.adapter(job["engine"])
-    target = targets.load(job["target"])
     progress.stage("import the engine")
-    with pretend(target, scratch=scratch) as pretence:
+    record = {**job["target"], "unverified": tuple(job["target"]["unverified"]), "sources": {}}
+    with pretend(targets.Target(**record), scratch=scratch) as pretence:
         versions = adapter.versions()
-        if versions["version"] != job["version"]:
-            raise RuntimeError(
-                f"the recipe asks for {job['engine']}=={job['version']}, this interpreter has {versions['version']}"
-            )
-        if versions["version"] not in adapter.VERSIONS:
-            raise RuntimeError(
-                f"{job['engine']} {versions['version']} is not known to this release; "
-                f"known: {', '.join(sorted(adapter.VERSIONS))}"
-            )
+        _check_version(job, versions["version"], adapter.VERSIONS)
         progress.stage("create the engine's configuration")
-        arguments = adapter.parse([job["model"], *job["serve_arguments"]])
+        arguments = adapter.parse(job["serve_arguments"])
         pretence.device.count = adapter.ranks(arguments)
         config = adapter.create_config(arguments)
         pretence.device.log.on_kernel = lambda kernel: progress.tell(kernel=kernel.name)
-        compiled = adapter.compile_rank(pretence, config, job["served_as"], job["rank"], progress.stage)
-        log = pretence.device.log
-        return {
-            "engine": versions,
-            "ranks": pretence.device.count,
-            "architectures": list(config.model_config.hf_config.architectures or []),
-            "host_answers": adapter.host_answers(),
-            "factors": compiled.factors,
-            "models": compiled.models,
-            "saved": compiled.saved,
-            "parts": compiled.parts,
-            "artifacts": [asdict(artifact) for artifact in compiled.artifacts],
-            "kernels": [asdict(kernel) for kernel in log.kernels.values()],
-            "ptxas_runs": log.ptxas_runs,
-            "stand_ins": [
-                {"site": site, "answer": answer, "count": count}
-                for (site, answer), count in sorted(log.stand_ins.items())
-            ],
-            "launches_skipped": dict(sorted(log.launches_skipped.items())),
-        }
+        task = {"compile": _compile, "look-up": _look_up}[job["task"]]
+        result = task(adapter, pretence, config, job, progress)
+        return {"engine": versions, "host_answers": adapter.host_answers(), **result}
+
+
+def _check_version(job: Mapping[str, Any], installed: str, known: Collection[str]) -> None:
+    if job["version"] not in (None, installed):
+        raise RuntimeError(f"the recipe asks for {job['engine']}=={job['version']}, this interpreter has {installed}")
+    if installed not in known:
+        raise UnknownVersionError(
+            f"{job['engine']} {installed} is not known to this release; known: {', '.join(sorted(known))}"
+        )
+
+
+def _compile(
+    adapter: ModuleType, pretence: Pretence, config: Any, job: Mapping[str, Any], progress: Progress
+) -> dict[str, Any]:
+    compiled = adapter.compile_rank(pretence, config, job["served_as"], job["rank"], progress.stage)
+    log = pretence.device.log
+    return {
+        "ranks": pretence.device.count,
+        "architectures": list(config.model_config.hf_config.architectures or []),
+        "factors": compiled.factors,
+        "unkeyed": compiled.unkeyed,
+        "models": compiled.models,
+        "saved": compiled.saved,
+        "parts": compiled.parts,
+        "artifacts": [asdict(artifact) for artifact in compiled.artifacts],
+        "kernels": [asdict(kernel) for kernel in log.kernels.values()],
+        "ptxas_runs": log.ptxas_runs,
+        "stand_ins": [
+            {"site": site, "answer": answer, "count": count} for (site, answer), count in sorted(log.stand_ins.items())
+        ],
+        "launches_skipped": dict(sorted(log.launches_skipped.items())),
+    }
+
+
+def _look_up(
+    adapter: ModuleType, pretence: Pretence, config: Any, _: Mapping[str, Any], progress: Progress
+) -> dict[str, Any]:
+    looked_up = adapter.look_up_keys(pretence, config, progress.stage)
+    return {"look_ups": [asdict(look_up) for look_up in looked_up], "flags": adapter.flags()}

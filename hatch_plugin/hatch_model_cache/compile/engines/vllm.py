@@ -63,12 +63,14 @@ class Compiled:
     Attributes:
         artifacts: what was saved.
         factors: the named values in the key, see `vllm_keys.named_factors`.
+        unkeyed: what decides the code and is in no key, see `vllm_host.unkeyed`.
         models: how many models the engine compiles.
         counters: vLLM's own counters (``vllm.compilation.counter.compilation_counter``), non-zero ones.
     """
 
     artifacts: list[Artifact] = field(default_factory=list)
     factors: dict[str, str] = field(default_factory=dict)
+    unkeyed: dict[str, str | bool | int | None] = field(default_factory=dict)
     models: int = 0
     counters: dict[str, int] = field(default_factory=dict)
 
@@ -81,6 +83,16 @@ class Compiled:
     def parts(self) -> int:
         """Distinct compiled parts in them; a model without any loads, and runs uncompiled."""
         return self.counters.get("num_compiled_artifacts_saved", 0)
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """What the engine looks for: the model's prefix, its key, the named values in it, and what is in no key."""
+
+    prefix: str
+    key: str
+    factors: dict[str, str]
+    unkeyed: dict[str, str | bool | int | None]
 
 
 def environment(cache_root: Path) -> dict[str, str]:
@@ -118,12 +130,21 @@ def parse(serve_arguments: list[str]) -> Any:
         serve_arguments: what follows ``vllm serve``, the model first.
 
     Raises:
-        SystemExit: if vLLM's parser refuses the arguments (it prints why).
+        ValueError: if vLLM's parser refuses the arguments, with what it says.
     """
+    import contextlib
+    import io
+
     from vllm.entrypoints.common.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(serve_arguments)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(serve_arguments)
+    except SystemExit:
+        [*_, reason] = said.getvalue().strip().splitlines() or ["no reason given"]
+        raise ValueError(f"vllm serve does not take these arguments: {reason.rpartition('error: ')[2]}") from None
     if getattr(arguments, "model_tag", None):
         arguments.model = arguments.model_tag
     return arguments
@@ -159,7 +180,6 @@ def compile_rank(
         RuntimeError: if the engine started without compiling anything.
     """
     from vllm.compilation.counter import compilation_counter
-    from vllm.v1.engine.core import EngineCore
 
     compiled = Compiled()
 
@@ -175,8 +195,41 @@ def compile_rank(
         compiled.artifacts.append(Artifact(model._compile_tag, path, keys))
         if not compiled.factors:
             overridden = {factor for key in keys for factor in key["overrides"]}
-            named = vllm_keys.named_factors(model.vllm_config)
+            named = vllm_keys.named_factors(model)
             compiled.factors = {name: value for name, value in named.items() if name not in overridden}
+            compiled.unkeyed = vllm_host.unkeyed(model.vllm_config)
+
+    compiled.models = _start(pretence, config, rank, look_up, on_stage)
+    compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
+    return compiled
+
+
+def look_up_keys(pretence: Pretence, config: Any, on_stage: Callable[[str], None]) -> list[LookUp]:
+    """What the engine would look for if it were started with this configuration, computed by itself.
+
+    Starts the engine core as `compile_rank` does and ends it after its last look-up; compiles nothing.
+    """
+    looked_up: list[LookUp] = []
+
+    def look_up(model: Any, path: str) -> object:
+        key = vllm_keys.key_of(Path(path))
+        factors = vllm_keys.named_factors(model)
+        looked_up.append(LookUp(model._compile_tag, key, factors, vllm_host.unkeyed(model.vllm_config)))
+        return object()  # found, as far as the engine can tell; it ends before it would be called
+
+    _start(pretence, config, 0, look_up, on_stage)
+    return looked_up
+
+
+def _start(
+    pretence: Pretence,
+    config: Any,
+    rank: int,
+    look_up: Callable[[Any, str], Any],
+    on_stage: Callable[[str], None],
+) -> int:
+    """Start the engine core as one rank until its last model is called; how many models it compiles."""
+    from vllm.v1.engine.core import EngineCore
 
     pretence.before_worker()
     models = stop_at_first_call(pretence, look_up, on_stage)
@@ -187,12 +240,17 @@ def compile_rank(
         with pretence.mode:
             EngineCore(config, _executor(rank), log_stats=False)
     except CompilationDone:
-        pass
-    else:
-        raise RuntimeError("the engine started without saving a compiled model; is torch.compile off in serve-args?")
-    compiled.models = len(models)
-    compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
-    return compiled
+        return len(models)
+    raise RuntimeError("the engine started without compiling a model; is torch.compile off in the serve arguments?")
+
+
+def flags() -> dict[str, str]:
+    """The command-line flag of every field that ``vllm serve`` has one for, from its own parser."""
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    return {a.dest: max(a.option_strings, key=len) for a in parser._actions if a.option_strings}
 
 
 def _executor(rank: int) -> type:
@@ -227,7 +285,6 @@ def stop_at_first_call(
     """
     import vllm.compilation.decorators as decorators
     import vllm.compilation.wrapper as wrapper
-    from vllm.compilation.counter import compilation_counter as counter
 
     models: set[int] = set()
     initialize = wrapper.TorchCompileWithNoGuardsWrapper.__init__
@@ -236,10 +293,14 @@ def stop_at_first_call(
         models.add(id(self))
         initialize(self, *args, **kwargs)
 
+    ready = 0
+
     class NeverRun:
         """A compiled model that saves itself and ends the engine when it is the last one called."""
 
         def __init__(self, function: Any) -> None:
+            nonlocal ready
+            ready += 1
             self.function = function
 
         def save_compiled_function(self, path: str) -> None:
@@ -248,7 +309,7 @@ def stop_at_first_call(
                 self.function.save_compiled_function(path)
 
         def __call__(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            if counter.num_aot_artifacts_saved + counter.num_aot_artifacts_loaded >= len(models):
+            if ready >= len(models):
                 raise CompilationDone
             return model.forward(*args, **kwargs)
 

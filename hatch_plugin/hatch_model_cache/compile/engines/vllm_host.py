@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from importlib import metadata
 from types import ModuleType
+from typing import Any
 
 _PACKAGES = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "nvidia-cutlass-dsl", "quack-kernels")
 _FLASHINFER = ("has_flashinfer", "has_flashinfer_cubin")
@@ -39,6 +40,41 @@ def host_answers() -> dict[str, str | bool | int | None]:
     for name, answer in _conclusions(import_utils):
         answers[name] = answer
     return answers
+
+
+def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
+    """Values that decide what is compiled and are in none of vllm 0.33.0's keys, when the model is built.
+
+    A cache whose values differ is loaded all the same (`vllm_rules` says what then happens).
+
+    Args:
+        config: the engine's ``VllmConfig``.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+
+    speculative, lora = config.speculative_config, config.lora_config
+    facts: dict[str, str | bool | int | None] = {
+        "speculative.method": speculative.method if speculative else None,
+        "speculative.num_speculative_tokens": speculative.num_speculative_tokens if speculative else None,
+        "lora.enabled": lora is not None,
+        "lora.target_modules": ",".join(sorted(lora.target_modules or ())) if lora else None,
+        "attention.backends": ",".join(sorted({b.__name__ for b in get_current_attn_backends(config)})),
+        "parallel.tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "triton.environment": _triton_environment(),
+    }
+    return facts
+
+
+def _triton_environment() -> str:
+    """The environment variables that steer Triton's compiler and are set, by Triton's own list of knobs."""
+    from triton import knobs
+
+    names = {
+        descriptor.key
+        for group in (knobs.language, knobs.nvidia, knobs.compilation)
+        for descriptor in group.knob_descriptors.values()
+    }
+    return ",".join(f"{name}={os.environ[name]}" for name in sorted(names) if name in os.environ)
 
 
 def _conclusions(module: ModuleType) -> Iterator[tuple[str, bool]]:

@@ -107,17 +107,24 @@ def _set(config: Any, values: Mapping[str, str | None]) -> None:
         setattr(config, field, value)
 
 
-def named_factors(config: Any) -> dict[str, str]:
-    """The values that go into the key of `config`, by name, as text.
+def named_factors(model: Any) -> dict[str, str]:
+    """The values that go into the key of a compiled model, by name, as text.
+
+    Args:
+        model: as for `lookup_path`.
 
     ``env.*`` comes from ``vllm.envs.compile_factors``, ``<part>.*`` from what each part's ``compute_hash`` passes to
     ``vllm.config.utils.get_hash_factors``, ``inductor.*`` and ``functorch.*`` from ``get_inductor_factors``. A part
     that names nothing is recorded by its own hash. Long values are digests; what sounds like a secret is withheld.
     """
+    import vllm
     import vllm.envs as envs
     from vllm.compilation.compiler_interface import get_inductor_factors
 
-    factors: dict[str, str] = {}
+    config = model.vllm_config
+    code = model.forward.__code__
+    factors = {"code.forward": f"{type(model).__module__}:{model.forward.__qualname__}@{code.co_firstlineno}"}
+    factors["vllm.version"] = vllm.__version__
     for name, value in envs.compile_factors().items():
         secret = isinstance(value, str) and _SECRET_NAME.search(name)
         factors[f"env.{name}"] = "(withheld)" if secret else text(value)
