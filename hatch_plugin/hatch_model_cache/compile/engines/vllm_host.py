@@ -66,13 +66,17 @@ def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
 
 
 def _triton_environment() -> str:
-    """The environment variables that steer Triton's compiler and are set, by Triton's own list of knobs."""
+    """The environment variables that steer Triton's compiler and are set, by Triton's own list of knobs.
+
+    Not the paths of its tools: the engine sets one itself when it finds the tool, and none changes what is compiled.
+    """
     from triton import knobs
 
     names = {
         descriptor.key
         for group in (knobs.language, knobs.nvidia, knobs.compilation)
         for descriptor in group.knob_descriptors.values()
+        if not isinstance(descriptor, knobs.env_nvidia_tool)
     }
     return ",".join(f"{name}={os.environ[name]}" for name in sorted(names) if name in os.environ)
 
