@@ -27,7 +27,7 @@ from hatch_model_cache.recipe import Recipe
 from hatch_model_cache.recipe_file import load_recipe
 from hatch_model_cache.wheel_check import check_wheel
 from model_cache.errors import CompileError
-from model_cache.payload import open_payload
+from model_cache.lookup import open_payload
 from model_cache.verify import verify
 
 REPOSITORY = Path(__file__).parent.parent

@@ -16,8 +16,9 @@ from factories import CONTENTS, NAME, add_member, install, make_document, make_s
 from model_cache.archive import WheelPayload
 from model_cache.discovery import find, scan
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
+from model_cache.lookup import open_payload
 from model_cache.names import data_package
-from model_cache.payload import InstalledPayload, entry_point, open_payload
+from model_cache.payload import InstalledPayload, entry_point
 from model_cache.verify import verify
 
 PACKAGE = data_package(NAME)

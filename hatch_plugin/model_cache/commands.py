@@ -48,7 +48,7 @@ def run_list(_: Namespace) -> Result:
 def run_inspect(options: Namespace) -> Result:
     """`model-cache inspect NAME|WHEEL`."""
     from model_cache.description import describe
-    from model_cache.payload import open_payload
+    from model_cache.lookup import open_payload
     from model_cache.verify import read_manifest
 
     with open_payload(options.wheel) as payload:
@@ -59,7 +59,7 @@ def run_inspect(options: Namespace) -> Result:
 
 def run_verify(options: Namespace) -> Result:
     """`model-cache verify [NAME|WHEEL …]`."""
-    from model_cache import payload as payloads
+    from model_cache.lookup import open_payload
     from model_cache.verify import verify
 
     names = options.wheels or sorted({wheel.name for wheel in scan().wheels})
@@ -71,7 +71,7 @@ def run_verify(options: Namespace) -> Result:
     for name in names:
         row: dict[str, Any] = {"name": name, "status": "intact", "problems": []}
         try:
-            with payloads.open_payload(name) as payload:
+            with open_payload(name) as payload:
                 found = verify(payload, progress=_progress(options, f"verify {payload.label}"))
                 row["name"] = payload.name
             blobs = found.manifest.blobs()
@@ -119,7 +119,7 @@ def run_deploy(options: Namespace) -> Result:
     """`model-cache deploy [NAME …]`."""
     from model_cache import location
     from model_cache.host import ASSUME_TARGET
-    from model_cache.payload import installed
+    from model_cache.lookup import installed
 
     root = location.cache_root(options.root)
     assumed = options.assume_target or os.environ.get(ASSUME_TARGET) or None
@@ -150,7 +150,8 @@ def run_deploy(options: Namespace) -> Result:
 def _deploy_one(name: str, root: str, assumed: str | None, hosts: dict[str, Host], options: Namespace) -> Outcome:
     from model_cache.deploy import deploy
     from model_cache.host import read_host
-    from model_cache.payload import InstalledPayload, installed
+    from model_cache.lookup import installed
+    from model_cache.payload import InstalledPayload
     from model_cache.verify import read_manifest
 
     with InstalledPayload(installed(name)) as payload:

@@ -12,7 +12,8 @@ from model_cache.deploy import Outcome, deploy
 from model_cache.discovery import Installed
 from model_cache.errors import MismatchError, ModelCacheError
 from model_cache.host import ASSUME_TARGET, Host, read_host
-from model_cache.payload import InstalledPayload, installed
+from model_cache.lookup import installed
+from model_cache.payload import InstalledPayload
 from model_cache.root import STAMPS, Root, temporary_name
 from model_cache.verify import Deadline, DeadlineError, read_manifest
 
