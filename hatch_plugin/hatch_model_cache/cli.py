@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model_cache.errors import CompileError, ModelCacheError
+from model_cache.errors import CompileError, ModelCacheError, UsageError
 
-from . import targets_cli
+from . import check_cli, targets_cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,8 +19,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_compile(commands)
     _add_rehearse(commands)
+    check_cli.add_parser(commands)
     targets_cli.add_parser(commands)
-    arguments = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_args(words[:at])
+    arguments.engine_command = words[at + 1 :]
     try:
         return int(arguments.run(arguments))
     except ModelCacheError as error:
@@ -110,7 +114,7 @@ def _add_rehearse(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("--target", required=True, metavar="NAME", help="the GPU to pretend (model-cache targets)")
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="end the engine after that long")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("engine_command", nargs="+", metavar="-- vllm serve MODEL …", help="the engine's command line")
+    parser.usage = "model-cache rehearse [-h] --target NAME [--timeout SECONDS] [--json] -- vllm serve MODEL …"
     parser.set_defaults(run=_rehearse)
 
 
@@ -119,6 +123,8 @@ def _rehearse(arguments: argparse.Namespace) -> int:
 
     from . import rehearsal, targets
 
+    if not arguments.engine_command:
+        raise UsageError("give the engine's command line after --: model-cache rehearse --target NAME -- vllm serve …")
     target = targets.load(arguments.target)
     report = rehearsal.rehearse(arguments.engine_command, target.name, timeout=arguments.timeout)
     if arguments.json:

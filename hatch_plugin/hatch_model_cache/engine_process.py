@@ -21,12 +21,17 @@ _BOOTSTRAP = Path(__file__).parent / "compile" / "bootstrap.py"
 LOG = "engine.log"
 
 
+class UnknownEngineError(CompileError):
+    """The engine's version has no adapter in this release."""
+
+
 def run(
     python: str,
     job: Mapping[str, Any],
     directory: Path,
     environment: Mapping[str, str],
     *,
+    cwd: Path | None = None,
     label: str,
     on_event: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
@@ -37,6 +42,7 @@ def run(
         job: see `compile.worker.run`.
         directory: the process's own; gets ``job.json``, ``result.json`` and ``engine.log``.
         environment: the whole environment of the process.
+        cwd: its working directory; `directory` if None.
         label: how errors call it.
         on_event: told of every stage and kernel.
 
@@ -53,7 +59,7 @@ def run(
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=[writing],
-            cwd=directory,
+            cwd=cwd or directory,
             env=dict(environment),
             start_new_session=True,  # one signal ends it with everything it started
         )
@@ -108,7 +114,8 @@ def _result(directory: Path, status: int, label: str) -> dict[str, Any]:
         log = keep_log(directory, label)
         raise CompileError(f"{label}: the engine ended without a result ({how}). Its log: {log}") from None
     if "error" in result:
-        raise CompileError(f"{label}: {_short(result['error'])}. The engine's log: {keep_log(directory, label)}")
+        kind = UnknownEngineError if result.get("unknown") else CompileError
+        raise kind(f"{label}: {_short(result['error'])}. The engine's log: {keep_log(directory, label)}")
     return result
 
 

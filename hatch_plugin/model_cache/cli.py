@@ -26,6 +26,7 @@ EXIT_CODES = """exit codes:
  10  the cache was missed (rehearse)"""
 
 BUILD_COMMANDS = {
+    "check": "say before the start whether the engine would load a wheel, and why not",
     "compile": "compile a recipe for its targets, without a GPU and without weights",
     "rehearse": "start an unmodified engine under a pretended GPU and say whether it loads its cache",
     "targets": "list, show and probe the GPUs that a recipe can name",

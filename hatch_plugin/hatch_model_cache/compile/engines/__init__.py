@@ -5,9 +5,10 @@ build side can ask it for facts. It has:
 
 - ``VERSIONS``: the engine's versions it was checked on;
 - ``environment(cache_root)``: variables that send the engine's cache there, and are in no key;
+- ``rules(version)``: what must be equal although the engine's key does not hold it (`rule.Rule`);
 - ``expected_ranks(arguments)``: names of the per-rank directories an engine started with these arguments looks for;
 - and, inside the engine's interpreter: ``versions``, ``host_answers``, ``parse``, ``ranks``, ``create_config``,
-  ``compile_rank``. See `vllm` for what they take and return.
+  ``compile_rank``, ``look_up_keys``, ``flags``. See `vllm` for what they take and return.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 from hatch_model_cache.compile.pretend import Pretence, parameters
 
-from . import vllm_host, vllm_keys
+from . import vllm_host, vllm_keys, vllm_rules
 
 VERSIONS = frozenset({"0.33.0"})
 """vLLM versions this adapter was checked on."""
@@ -365,3 +365,4 @@ def versions() -> dict[str, str]:
 
 
 host_answers = vllm_host.host_answers
+rules = vllm_rules.rules

@@ -1,0 +1,143 @@
+"""`model-cache check`: what would the engine do with the installed wheels, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from model_cache.discovery import scan
+from model_cache.errors import NotFoundError, UsageError
+from model_cache.host import probe_gpus
+from model_cache.lookup import open_payload
+from model_cache.manifest import Manifest
+from model_cache.verify import read_manifest
+
+from . import check, engine_process, interpreter, progress, targets
+from .compile import engines
+from .verdict import Answer, Verdict, judge
+
+_DESCRIPTION = """\
+Let the installed engine compute what it would look for if it were started with
+exactly this command and environment, and compare that with the manifests, value
+by value. Nothing is compiled, and no GPU memory is used. With a recipe's directory
+instead of a command: what it leaves to defaults that depend on the GPU."""
+
+_EPILOG = """\
+exit codes:
+  0  hit: the engine would load the wheel
+ 10  miss: it would compile
+ 11  unsafe: it would load something that does not belong
+ 12  unknown: nothing can be said (an engine version without adapter)
+  2  wrong usage or input
+  6  the engine could not be asked
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register ``check``; its ``run`` takes the Namespace and returns the exit code."""
+    parser = commands.add_parser(
+        "check",
+        help="say before the start whether the engine would load a wheel, and why not",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.usage = (
+        "model-cache check [options] [NAME|WHEEL …] -- vllm serve MODEL …\n       model-cache check RECIPE_DIR"
+    )
+    parser.add_argument("what", nargs="*", metavar="NAME|WHEEL|RECIPE_DIR", help="wheels (default: all installed)")
+    parser.add_argument("--target", metavar="NAME", help="check for this GPU instead of the one that is here")
+    parser.add_argument("--env", type=Path, metavar="FILE", help="NAME=value lines to add to the environment")
+    parser.add_argument("--from-pid", type=int, metavar="PID", help="take command and environment of this process")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quiet", action="store_true", help="show no progress, also on a terminal")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    words: list[str] = arguments.engine_command
+    if not words and arguments.from_pid is None:
+        return _check_recipe(arguments)
+    environment, directory = dict(os.environ), None
+    if arguments.from_pid is not None:
+        if words:
+            raise UsageError("give --from-pid or a command after --, not both")
+        words, environment, directory = check.read_process(arguments.from_pid)
+    if arguments.env is not None:
+        environment.update(check.read_environment_file(arguments.env))
+    command = check.parse_command(words)
+    manifests = _manifests(arguments.what)
+    target = _target(arguments.target)
+    python = interpreter.choose(command.engine, None)
+    try:
+        with progress.shown(quiet=arguments.quiet) as shown:
+            seen = check.observe(command, target, python, environment=environment, directory=directory, progress=shown)
+    except engine_process.UnknownEngineError as error:
+        return _tell(arguments, [Verdict(m.name, m.version, Answer.UNKNOWN, (), {}) for m in manifests], str(error))
+    known = engines.adapter(command.engine).rules(seen.engine["version"])
+    return _tell(arguments, [judge(manifest, seen, known) for manifest in manifests])
+
+
+def _manifests(names: Sequence[str]) -> list[Manifest]:
+    """Manifests of the given wheels, or of all installed ones."""
+    wanted = list(names) or [wheel.name for wheel in scan().wheels]
+    if not wanted:
+        raise NotFoundError("no model cache wheel is installed in this Python environment, and none was given")
+    found = []
+    for name in wanted:
+        with open_payload(name) as payload:
+            found.append(read_manifest(payload).manifest)
+    return found
+
+
+def _target(name: str | None) -> Mapping[str, Any]:
+    """The record of the named target, or of this host's first GPU."""
+    if name is not None:
+        return targets.load(name).as_dict()
+    gpus = probe_gpus()
+    if not gpus.gpus:
+        raise NotFoundError(f"no GPU to check for ({gpus.reason}): give --target NAME")
+    return {"name": "this-host", "unverified": [], **vars(gpus.gpus[0])}
+
+
+def _check_recipe(arguments: argparse.Namespace) -> int:
+    """What a recipe leaves to the GPU or to the entry point."""
+    from .recipe_file import load_recipe
+
+    directories = [Path(what) for what in arguments.what]
+    if len(directories) != 1 or not directories[0].is_dir():
+        raise UsageError("give the engine's command line after --, or the directory of one recipe")
+    warnings = load_recipe(directories[0]).warnings()
+    if arguments.json:
+        sys.stdout.write(json.dumps({"recipe": str(directories[0]), "warnings": warnings}, indent=1) + "\n")
+    else:
+        sys.stdout.write("".join(f"{warning}\n" for warning in warnings or ["everything is pinned"]))
+    return 0
+
+
+def _tell(arguments: argparse.Namespace, verdicts: Sequence[Verdict], problem: str = "") -> int:
+    """Print the verdicts, the best first; its exit code."""
+    ordered = sorted(verdicts, key=lambda v: (v.answer is not Answer.UNSAFE, v.answer.value, len(v.reasons)))
+    best = min((v.answer for v in ordered), key=lambda a: a.value)
+    answer = Answer.UNSAFE if any(v.answer is Answer.UNSAFE for v in ordered) and best is not Answer.HIT else best
+    if arguments.json:
+        document = {"verdict": str(answer), "problem": problem or None, "wheels": [_plain(v) for v in ordered]}
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        return answer.value
+    if problem:
+        sys.stdout.write(f"{problem}\n")
+    for verdict in ordered:
+        sys.stdout.write(f"{verdict.answer}: {verdict.name} {verdict.version}\n")
+        for reason in verdict.reasons:
+            sys.stdout.write(f"  {reason}\n")
+    return answer.value
+
+
+def _plain(verdict: Verdict) -> dict[str, object]:
+    reasons = [{**vars(reason), "answer": str(reason.answer)} for reason in verdict.reasons]
+    return {**vars(verdict), "answer": str(verdict.answer), "reasons": reasons, "keys": dict(verdict.keys)}

@@ -1,0 +1,174 @@
+"""The verdict of a check: what the engine would do with a wheel, and every value that speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from model_cache.manifest import Entry, Manifest
+
+from .compile.engines.rule import Rule
+
+
+class Answer(Enum):
+    """What would happen; the value is the exit code."""
+
+    HIT = 0
+    MISS = 10
+    UNSAFE = 11
+    UNKNOWN = 12
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One value in which wheel and host differ.
+
+    Attributes:
+        factor: its name.
+        wheel: the wheel's value; None where it has none.
+        host: the host's value.
+        answer: MISS or UNSAFE: what this difference alone leads to.
+        change: the shortest change that would make it a hit; empty if there is none but another wheel.
+        why: what would happen, for unsafe ones.
+    """
+
+    factor: str
+    wheel: str | None
+    host: str | None
+    answer: Answer
+    change: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.answer}: {self.factor} is {self.host or 'absent'} here, {self.wheel or 'absent'} in the wheel"
+        text += f" ({self.why})" if self.why else ""
+        return f"{text}. {self.change}." if self.change else f"{text}."
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer for one wheel, with the reasons against a hit; a hit has none."""
+
+    name: str
+    version: str
+    answer: Answer
+    reasons: tuple[Reason, ...]
+    keys: Mapping[str, str]
+    """The key the engine looks for, by the prefix of the compiled model."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the engine on this host said of itself: the result of a look-up task (`compile.worker`)."""
+
+    target: Mapping[str, Any]
+    engine: Mapping[str, str]
+    host_answers: Mapping[str, Any]
+    look_ups: Sequence[Mapping[str, Any]]
+    flags: Mapping[str, str]
+
+
+def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdict:
+    """Compare a wheel with what the engine looks for.
+
+    A look-up hits if an entry of the wheel has its key. It is unsafe if it hits and something differs that the key does
+    not hold. What the engine checks when it loads (the exact Python, torch) makes a miss.
+    """
+    missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen.flags)]
+    versions = list(_versions(manifest, seen.engine))
+    unsafe = list(_unsafe(manifest, seen, rules))
+    answer = Answer.MISS if missed or versions else Answer.UNSAFE if unsafe else Answer.HIT
+    if not seen.look_ups:
+        answer = Answer.UNKNOWN
+    keys = {look_up["prefix"]: look_up["key"] for look_up in seen.look_ups}
+    return Verdict(manifest.name, manifest.version, answer, (*versions, *missed, *unsafe), keys)
+
+
+def _missed(manifest: Manifest, look_up: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[Reason]:
+    """Why no entry has the key: the differences from the entry that comes nearest."""
+    entries = [entry for entry in manifest.entries if entry.prefix == look_up["prefix"]]
+    if any(entry.key == look_up["key"] for entry in entries):
+        return
+    if not entries:
+        yield Reason("component", None, look_up["prefix"], Answer.MISS, "build a wheel that has this model")
+        return
+    host: Mapping[str, str] = look_up["factors"]
+    nearest = min((_differences(_factors(manifest, entry), host) for entry in entries), key=len)
+    if not nearest:
+        yield Reason("key", entries[0].key, look_up["key"], Answer.MISS, why="every named value is equal")
+    for factor, ours, theirs in nearest:
+        yield Reason(factor, ours, theirs, Answer.MISS, _change(factor, ours, manifest, flags))
+
+
+def _factors(manifest: Manifest, entry: Entry) -> dict[str, str]:
+    return {**manifest.factors[entry.factors], **entry.factor_overrides}
+
+
+def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[str, str | None, str | None]]:
+    names = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
+    # a part's own hash says nothing that the values in it do not say better
+    parents = {name for name in names if any(other.startswith(f"{name}.") for other in names)}
+    if any(name.startswith("inductor.system.") and name != "inductor.system.hash" for name in names):
+        parents.add("inductor.system.hash")
+    return [(name, ours.get(name), theirs.get(name)) for name in names if name not in parents]
+
+
+def _versions(manifest: Manifest, engine: Mapping[str, str]) -> Iterator[Reason]:
+    for field in ("name", "version", "torch", "triton", "cuda", "python", "platform"):
+        ours, theirs = getattr(manifest.engine, field), engine[field]
+        if ours != theirs:
+            named = {"name": "engine", "version": manifest.engine.name}.get(field, field)
+            yield Reason(named, ours, theirs, Answer.MISS, f"build a wheel for {named} {theirs}, or install {ours}")
+
+
+def _unsafe(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Iterator[Reason]:
+    """What differs and is in no key, so that the engine would load the wheel all the same."""
+    same_name = [t for t in manifest.targets if t.device_name == seen.target["device_name"]]
+    for target in same_name:
+        for field in ("compute_capability", "sm_count"):
+            ours, theirs = str(getattr(target, field)), str(seen.target[field])
+            if ours != theirs:
+                why = "the key holds the GPU's name only, kernels depend on this too"
+                yield Reason(field, ours, theirs, Answer.UNSAFE, "build a wheel for this GPU", why)
+    ours_all = {**manifest.host_answers, **manifest.unkeyed}
+    theirs_all = {**seen.host_answers, **(seen.look_ups[0]["unkeyed"] if seen.look_ups else {})}
+    several = len({rank for entry in manifest.entries for rank in entry.ranks}) > 1
+    for rule in rules:
+        if rule.ranks_only and not several:
+            continue
+        if rule.fact not in ours_all or rule.fact not in theirs_all:
+            yield Reason(rule.fact, None, None, Answer.UNSAFE, "build the wheel again", "not recorded on both sides")
+        elif ours_all[rule.fact] != theirs_all[rule.fact]:
+            values = _shown(ours_all[rule.fact]), _shown(theirs_all[rule.fact])
+            yield Reason(rule.fact, *values, Answer.UNSAFE, rule.change, f"{rule.why}; {rule.source}")
+
+
+def _shown(value: object) -> str | None:
+    return None if value is None or value == "" else str(value)
+
+
+def _change(factor: str, ours: str | None, manifest: Manifest, flags: Mapping[str, str]) -> str:
+    """The shortest change on the serving side that takes one difference away."""
+    part, _, name = factor.partition(".")
+    if part == "env":
+        wanted = manifest.serve.environment.get(name)
+        return f"Unset {name}" if wanted is None else f"Set {name}={wanted}"
+    if factor == "model.model":
+        return f"Serve it as {' or '.join(manifest.model.served_as)}"
+    if factor == "inductor.system.device.name":
+        return "Build a wheel for this GPU"
+    if part in ("torch", "code", "functorch", "vllm") or factor.startswith("inductor.system"):
+        return f"Install {manifest.engine.name} {manifest.engine.version} with torch {manifest.engine.torch}"
+    flag = flags.get(name) or flags.get(f"{part}_config")
+    if flag is None or (ours is not None and ours.startswith("sha256:")):
+        return ""
+    if ours in (None, "null"):
+        return f"Leave out {flag}"
+    if ours in ("true", "false") and name in flags:
+        return f"Give {flag}" if ours == "true" else f"Give --no-{flag.removeprefix('--')}"
+    return f"Give {flag} {ours}" if name in flags else f"Set {name} to {ours} in {flag}"
