@@ -47,7 +47,7 @@ class Reason:
     def __str__(self) -> str:
         text = f"{self.answer}: {self.factor} is {self.host or 'absent'} here, {self.wheel or 'absent'} in the wheel"
         text += f" ({self.why})" if self.why else ""
-        return f"{text}. {self.change}." if self.change else f"{text}."
+        return f"{text}. {self.change[0].upper()}{self.change[1:]}." if self.change else f"{text}."
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tup
     names = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
     # a part's own hash says nothing that the values in it do not say better
     parents = {name for name in names if any(other.startswith(f"{name}.") for other in names)}
-    if any(name.startswith("inductor.system.") and name != "inductor.system.hash" for name in names):
-        parents.add("inductor.system.hash")
+    hashes = {name for name in names if name.endswith(".hash")}
+    parents |= {name for name in hashes if any(o.startswith(name.removesuffix("hash")) for o in names if o != name)}
     return [(name, ours.get(name), theirs.get(name)) for name in names if name not in parents]
 
 

@@ -23,8 +23,12 @@ LONG = 200
 
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|CREDENTIALS?)$|SECRET|PASSW", re.IGNORECASE)
 
-# Parts that hash a bare list of fields: the names of its items, in order, for people to read.
-_UNNAMED = {"scheduler": ("max_num_batched_tokens", "max_num_seqs")}
+# Parts that hash a bare list of fields: those of its items that people would want to read. The part's own hash stands
+# beside them, so an item that is not named here still shows.
+_UNNAMED = {
+    "scheduler": ("max_num_batched_tokens", "max_num_seqs"),
+    "lora": ("max_lora_rank", "max_loras", "fully_sharded_loras", "lora_dtype", "enable_tower_connector_lora"),
+}
 
 
 class _KeyAsked(BaseException):
@@ -155,9 +159,7 @@ def _part(part: str, value: Any) -> dict[str, Any]:
             named.update({f"{inner}{name}": factor for name, factor in factors.items()})
     if named:
         return named
-    if part in _UNNAMED:
-        return {name: getattr(value, name) for name in _UNNAMED[part]}
-    return {"hash": digest}
+    return {"hash": digest, **{name: getattr(value, name) for name in _UNNAMED.get(part, ())}}
 
 
 @contextmanager
