@@ -94,7 +94,8 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_fits_is_deployed_with_one_line(site: Path, root: Path, caplog: pytest.LogCaptureFixture) -> None:
     plugin.register()
     assert files_of(root) == expected_files()
-    assert lines(caplog) == [("INFO", f"model-cache: deployed {NAME} 1.0.0 (2 entries, 8.2 kB) for h100-sxm5-80gb")]
+    text = f"model-cache: deployed {NAME} 1.0.0 (2 entries, 8.2 kB) for h100-sxm5-80gb"
+    assert lines(caplog) == [("INFO", f"{text}; not signed: intact, origin unknown")]
 
 
 def test_the_next_start_says_and_does_nothing(

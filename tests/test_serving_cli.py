@@ -165,7 +165,7 @@ def test_verify(site: Path, run: Any, tmp_path: Path) -> None:
     wheel = next((tmp_path / "dist").iterdir())
     done = run("verify")
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"intact: {NAME} 1.0.0 (3 files, 4.1 kB); origin not checked\n"
+    assert done.out == f"intact: {NAME} 1.0.0 (3 files, 4.1 kB); not signed: intact, origin unknown\n"
     data = run("verify", str(wheel), NAME, "--json").json
     assert [row["status"] for row in data["wheels"]] == ["intact", "intact"]
     assert data["wheels"][0]["bytes"] == 4119
@@ -211,7 +211,8 @@ def test_verify_what_was_deployed(site: Path, root: Path, run: Any, assumed: Non
 def test_deploy_and_remove(site: Path, root: Path, run: Any, assumed: None) -> None:
     done = run("deploy")
     assert (done.code, done.err) == (0, "")
-    assert done.out == f"deployed: {NAME} 1.0.0 (2 entries, 8.2 kB) for h100-sxm5-80gb in {root}\n"
+    told = f"deployed: {NAME} 1.0.0 (2 entries, 8.2 kB) for h100-sxm5-80gb in {root}\n"
+    assert done.out == f"{told}  not signed: intact, origin unknown\n"
     assert files_of(root) == expected_files()
     assert run("deploy", NAME).out.startswith("unchanged: ")
     data = run("deploy", "--json").json

@@ -96,6 +96,10 @@ class WheelPayload(Payload):
         with self._open(f"{self._dist_info}/{name}") as file:
             return self._bounded(file, name, MAX_METADATA_BYTES)
 
+    def dist_info_files(self) -> list[str]:
+        prefix = f"{self._dist_info}/"
+        return sorted(name.removeprefix(prefix) for name in self._members if name.startswith(prefix))
+
     def digests(self) -> dict[str, str]:
         """What RECORD claims. Raises DamagedError when RECORD does not list exactly the archive's members."""
         problems: list[str] = []

@@ -23,6 +23,7 @@ EXIT_CODES = """exit codes:
   4  does not fit this host: refused
   5  not found
   6  compile failed
+  7  not trusted: the signature is wrong, or this host requires one that it knows
  10  the cache was missed (rehearse)"""
 
 BUILD_COMMANDS = {
@@ -155,11 +156,18 @@ def _add_inspect(commands: _Commands) -> None:
 def _add_verify(commands: _Commands) -> None:
     more = (
         "Without names, all installed wheels.\n"
-        "This proves that a wheel is intact, not who made it. Nothing in it is imported or unpickled."
+        "A hash proves that a wheel is intact; only a signature by a key that you trust says who made it.\n"
+        "Nothing in it is imported or unpickled."
     )
     parser = _add(commands, "verify", "check every byte of wheels against their manifests", more)
     parser.add_argument("wheels", metavar="NAME|WHEEL", nargs="*", help=f"{_NAMES}, or paths of .whl files")
     parser.add_argument("--root", metavar="DIR", help="check also what deploy has put into this cache root")
+    parser.add_argument(
+        "--trust",
+        metavar="FILE",
+        action="append",
+        help="require a signature by this public key, or by one of this directory's, and by no other (may be repeated)",
+    )
     _add_quiet(parser)
 
 

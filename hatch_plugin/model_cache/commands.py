@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model_cache.discovery import scan
-from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotFoundError
+from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotFoundError, NotTrustedError
 from model_cache.names import printable
 
 if TYPE_CHECKING:
     from model_cache.deploy import Outcome
     from model_cache.host import Host
+    from model_cache.trust import Origin
     from model_cache.verify import Progress
 
 _NONE_INSTALLED = "no model cache wheel is installed in this Python environment"
@@ -49,19 +50,28 @@ def run_inspect(options: Namespace) -> Result:
     """`model-cache inspect NAME|WHEEL`."""
     from model_cache.description import describe
     from model_cache.lookup import open_payload
+    from model_cache.trust import Trust
     from model_cache.verify import read_manifest
 
     with open_payload(options.wheel) as payload:
-        found = read_manifest(payload)
-    data = {"manifest": found.manifest.as_dict(), "manifest_sha256": found.manifest_sha256}
-    return Result(data, [printable(line) for line in describe(found.manifest)])
+        found = read_manifest(payload, Trust.of_this_host().lenient())
+    data = {
+        "manifest": found.manifest.as_dict(),
+        "manifest_sha256": found.manifest_sha256,
+        "origin": found.origin.as_dict(),
+    }
+    origin = found.origin.text.replace("intact, ", "")  # the contents were not looked at
+    lines = [*describe(found.manifest), f"  origin     {origin}"]
+    return Result(data, [printable(line) for line in lines])
 
 
 def run_verify(options: Namespace) -> Result:
     """`model-cache verify [NAME|WHEEL …]`."""
     from model_cache.lookup import open_payload
+    from model_cache.trust import Trust
     from model_cache.verify import verify
 
+    trust = Trust.of_files(options.trust) if options.trust else Trust.of_this_host()
     names = options.wheels or sorted({wheel.name for wheel in scan().wheels})
     if not names:
         raise NotFoundError(_NONE_INSTALLED)
@@ -72,7 +82,7 @@ def run_verify(options: Namespace) -> Result:
         row: dict[str, Any] = {"name": name, "status": "intact", "problems": []}
         try:
             with open_payload(name) as payload:
-                found = verify(payload, progress=_progress(options, f"verify {payload.label}"))
+                found = verify(payload, progress=_progress(options, f"verify {payload.label}"), trust=trust)
                 row["name"] = payload.name
             blobs = found.manifest.blobs()
             row |= {
@@ -80,11 +90,12 @@ def run_verify(options: Namespace) -> Result:
                 "manifest_sha256": found.manifest_sha256,
                 "files": len(blobs),
                 "bytes": sum(blobs.values()),
+                "origin": found.origin.as_dict(),
             }
             if options.root:
                 row["deployed"] = _verify_deployed(found.manifest.name, options.root)
             size = f"{len(blobs)} files, {_human(row['bytes'])}"
-            lines.append(f"intact: {found.manifest.name} {found.manifest.version} ({size}); origin not checked")
+            lines.append(f"intact: {found.manifest.name} {found.manifest.version} ({size}); {found.origin.text}")
         except ModelCacheError as error:
             row |= {"status": error.kind, "problems": [error.message, *error.problems]}
             errors.append(error)
@@ -132,9 +143,10 @@ def run_deploy(options: Namespace) -> Result:
     errors: list[ModelCacheError] = []
     for name in dict.fromkeys(names):
         try:
-            outcome = _deploy_one(name, root, assumed, hosts, options)
-            rows.append({**_outcome_data(outcome), "outcome": "deployed" if outcome.changed else "unchanged"})
-            lines += _outcome_lines(outcome, root)
+            outcome, origin = _deploy_one(name, root, assumed, hosts, options)
+            done = "deployed" if outcome.changed else "unchanged"
+            rows.append({**_outcome_data(outcome), "outcome": done, "origin": origin.as_dict()})
+            lines += [*_outcome_lines(outcome, root), f"  {origin.text}"]
         except ModelCacheError as error:
             row = {"name": name, "outcome": error.kind, "problems": [error.message, *error.problems]}
             rows.append({**row, "differences": _differences(error)} if isinstance(error, MismatchError) else row)
@@ -147,7 +159,9 @@ def run_deploy(options: Namespace) -> Result:
     return Result({"root": root, "wheels": rows}, _unless_quiet(options, lines), _joined(errors))
 
 
-def _deploy_one(name: str, root: str, assumed: str | None, hosts: dict[str, Host], options: Namespace) -> Outcome:
+def _deploy_one(
+    name: str, root: str, assumed: str | None, hosts: dict[str, Host], options: Namespace
+) -> tuple[Outcome, Origin]:
     from model_cache.deploy import deploy
     from model_cache.host import read_host
     from model_cache.lookup import installed
@@ -155,11 +169,12 @@ def _deploy_one(name: str, root: str, assumed: str | None, hosts: dict[str, Host
     from model_cache.verify import read_manifest
 
     with InstalledPayload(installed(name)) as payload:
-        engine = read_manifest(payload).manifest.engine.name
+        known = read_manifest(payload)
+        engine = known.manifest.engine.name
         if engine not in hosts:
             hosts[engine] = read_host(engine, assumed)
         progress = _progress(options, f"deploy {payload.label}")
-        return deploy(payload, root, hosts[engine], dry_run=options.dry_run, progress=progress)
+        return deploy(payload, root, hosts[engine], dry_run=options.dry_run, progress=progress), known.origin
 
 
 def _outcome_data(outcome: Outcome) -> dict[str, Any]:
@@ -233,8 +248,8 @@ def _joined(errors: Sequence[ModelCacheError]) -> ModelCacheError | None:
     """One error for all: its kind is that of the worst (damage before refusal before absence before the rest)."""
     if len(errors) < 2:
         return errors[0] if errors else None
-    worst = min(errors, key=lambda error: {3: 0, 4: 1, 5: 2}.get(error.exit_code, 3))
-    kinds = {3: DamagedError, 4: MismatchError, 5: NotFoundError}
+    worst = min(errors, key=lambda error: {3: 0, 7: 1, 4: 2, 5: 3}.get(error.exit_code, 4))
+    kinds = {3: DamagedError, 4: MismatchError, 5: NotFoundError, 7: NotTrustedError}
     problems = [line.strip().removeprefix("- ") for error in errors for line in str(error).splitlines()]
     return kinds.get(worst.exit_code, ModelCacheError)(f"{len(errors)} wheels failed", problems)
 

@@ -62,3 +62,10 @@ class CompileError(ModelCacheError):
 
     exit_code = 6
     kind = "compile"
+
+
+class NotTrustedError(ModelCacheError):
+    """Nobody this host trusts has signed the wheel, a signature is wrong, or it cannot be checked here."""
+
+    exit_code = 7
+    kind = "not-trusted"

@@ -49,6 +49,10 @@ class Payload(ABC):
     def metadata(self, name: str) -> bytes:
         """The bytes of dist-info file `name` (at most 1 MiB). Raises DamagedError if it is missing."""
 
+    def dist_info_files(self) -> list[str] | None:
+        """Names in the dist-info directory, sorted; None where an installer has added its own."""
+        return None
+
     def digests(self) -> dict[str, str] | None:
         """Path in the wheel → sha256 that the wheel's RECORD claims; None when it has no RECORD of its own.
 

@@ -18,6 +18,7 @@ from model_cache.discovery import Installed
 
 FORMAT = "model-cache stamp 1"
 DIRECTORY = ".model-cache/stamps"
+SYSTEM_KEYS = "/etc/model-cache/trusted.d"
 KEEP = 16
 
 _VARIABLES = (
@@ -26,6 +27,8 @@ _VARIABLES = (
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
     "MODEL_CACHE_ASSUME_TARGET",
+    "MODEL_CACHE_POLICY",
+    "MODEL_CACHE_TRUST",
     "NVIDIA_VISIBLE_DEVICES",
 )
 
@@ -46,6 +49,7 @@ def identity(others: Iterable[str], environ: Mapping[str, str] = os.environ) -> 
     parts = [__version__, sys.version, sys.prefix, *os.uname()[3:], _boot_id()]
     parts += [f"{name}={environ.get(name)}" for name in _VARIABLES]
     parts += _devices()
+    parts += _keys(environ)
     for path in others:
         site = path.rpartition("/")[0]
         parts += [path, _times(path), _times(f"{site}/torch/version.py")]
@@ -75,8 +79,12 @@ def read(root: str, identity: str, wheels: Sequence[Installed]) -> tuple[str, ..
 
 
 def manifest_lines(wheels: Iterable[Installed]) -> list[str]:
-    """One line for each installed wheel: another installation gives another line."""
-    return sorted(f"m {_times(wheel.manifest_path)} {wheel.version} {wheel.manifest_path}" for wheel in wheels)
+    """One line for each installed wheel: another installation, or another signature, gives another line."""
+    found = []
+    for wheel in wheels:
+        signed = _times(f"{wheel.manifest_path.removesuffix('.json')}.sig")
+        found.append(f"m {_times(wheel.manifest_path)}/{signed} {wheel.version} {wheel.manifest_path}")
+    return sorted(found)
 
 
 def file_line(path: str, size: int, mtime_ns: int) -> str:
@@ -120,8 +128,23 @@ def _boot_id() -> str:
         return os.uname().nodename
 
 
+def _keys(environ: Mapping[str, str]) -> list[str]:
+    """Where trusted keys and revocations lie (as in `keyring.places`), and when each file was changed."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    user = base if base.startswith("/") else f"{os.path.expanduser('~')}/.config"  # noqa: PTH111
+    found = []
+    for place in (SYSTEM_KEYS, f"{user}/model-cache/trusted.d", *environ.get("MODEL_CACHE_TRUST", "").split(":")):
+        if place and (times := _times(place)) != "-":
+            found += [place, times, *(f"{name} {_times(f'{place}/{name}')}" for name in _names(place))]
+    return found
+
+
 def _devices() -> list[str]:
+    return [name for name in _names("/dev") if name.startswith("nvidia")]
+
+
+def _names(directory: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir("/dev") if name.startswith("nvidia"))
+        return sorted(os.listdir(directory))
     except OSError:
         return []

@@ -47,11 +47,12 @@ def deploy_installed(
         try:
             deadline.check()
             with InstalledPayload(installed(wheel.name)) as payload:
-                if read_manifest(payload).manifest.engine.name != ENGINE:
+                known = read_manifest(payload)
+                if known.manifest.engine.name != ENGINE:
                     continue
                 host = host or read_host(ENGINE, os.environ.get(ASSUME_TARGET) or None, deadline.remaining())
                 outcome = deploy(payload, root_path, host, quick=True, deadline=deadline)
-            _report(outcome, say)
+            _report(outcome, known.origin.text, say)
         except MismatchError as error:
             settled = settled and not (host and host.gpus.failed)
             messages.append(f"{error.message}: {'; '.join(error.problems)}")
@@ -68,7 +69,7 @@ def deploy_installed(
         _write(root_path, identity, lines, messages)
 
 
-def _report(outcome: Outcome, say: Say) -> None:
+def _report(outcome: Outcome, origin: str, say: Say) -> None:
     label = f"{outcome.name} {outcome.version}"
     written = [entry for entry in outcome.entries if entry.action == "deployed"]
     restored = [entry for entry in outcome.entries if entry.action == "restored"]
@@ -76,7 +77,7 @@ def _report(outcome: Outcome, say: Say) -> None:
     if written:
         size = files.human(outcome.bytes_written)
         count = f"{len(written)} {'entry' if len(written) == 1 else 'entries'}"
-        say(f"deployed {label} ({count}, {size}) for {', '.join(outcome.targets)}")
+        say(f"deployed {label} ({count}, {size}) for {', '.join(outcome.targets)}; {origin}")
     if restored:
         say(f"{label}: restored {', '.join(e.directory for e in restored)}, which had been changed", alarm=True)
     if kept:

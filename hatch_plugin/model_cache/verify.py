@@ -1,6 +1,7 @@
 """The one verifier, of verify, deploy and the plug-in: is a wheel, byte for byte, what its manifest says?
 
-It proves integrity, not origin: whoever rewrites payload, manifest and RECORD together passes.
+Before the manifest is parsed, `trust` decides whether its origin is good enough here. Without a signature by a trusted
+key this proves integrity only: whoever rewrites payload, manifest and RECORD together passes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from typing import IO
 
 from model_cache import manifest as manifests
+from model_cache import signature
 from model_cache.errors import DamagedError, ModelCacheError
 from model_cache.manifest import Manifest
 from model_cache.names import normalize, printable
 from model_cache.payload import Payload, entry_point
+from model_cache.trust import Origin, Trust
 
 CHUNK = 1024 * 1024
 MAX_PROBLEMS = 50
@@ -49,10 +52,15 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Verified:
-    """A wheel whose every byte was checked. manifest_sha256: of the manifest's exact bytes."""
+    """A wheel whose every byte was checked. manifest_sha256: of the manifest's exact bytes.
+
+    signatures_sha256: of the signature file's, None without one. origin: what this host thinks of its signer.
+    """
 
     manifest: Manifest
     manifest_sha256: str
+    signatures_sha256: str | None
+    origin: Origin
 
 
 def blob_path(sha256: str) -> str:
@@ -69,36 +77,52 @@ def _readable(payload: Payload) -> Iterator[None]:
         raise ModelCacheError(f"{payload.label}: cannot be read: {error.strerror or error}") from error
 
 
-def read_manifest(payload: Payload) -> Verified:
-    """Check everything of `payload` but its blobs' contents. Raises DamagedError with all problems."""
+def read_manifest(payload: Payload, trust: Trust | None = None) -> Verified:
+    """Check everything of `payload` but its blobs' contents.
+
+    trust: what is asked of its origin, by default what this host asks. Raises DamagedError with all problems,
+    NotTrustedError when the origin is not good enough.
+    """
     with _readable(payload):
-        return _read_manifest(payload)
+        return _read_manifest(payload, trust or Trust.of_this_host())
 
 
-def _read_manifest(payload: Payload) -> Verified:
+def _read_manifest(payload: Payload, trust: Trust) -> Verified:
     from hashlib import sha256
 
+    files = payload.files()
+    data = payload.read(manifests.FILE_NAME, manifests.MAX_BYTES)
+    signed = signature.FILE_NAME in files
+    signatures = payload.read(signature.FILE_NAME, signature.MAX_BYTES) if signed else None
+    origin = trust.judge(payload, data, signatures)
     package = entry_point(payload)
     if package != payload.package:
         raise DamagedError(
             f"{payload.label}: its entry point names {printable(package)!r:.80}, not {payload.package!r}"
         )
-    data = payload.read(manifests.FILE_NAME, manifests.MAX_BYTES)
     manifest = manifests.parse(data, f"{payload.label}: {manifests.FILE_NAME}")
     problems = _identity_problems(payload, manifest)
-    problems += _listing_problems(payload.files(), manifest)
+    problems += _listing_problems(files, manifest)
     if problems:
         raise DamagedError(f"{payload.label}: does not agree with its manifest", problems[:MAX_PROBLEMS])
-    return Verified(manifest, sha256(data).hexdigest())
+    signatures_sha256 = None if signatures is None else sha256(signatures).hexdigest()
+    return Verified(manifest, sha256(data).hexdigest(), signatures_sha256, origin)
 
 
-def verify(payload: Payload, deadline: Deadline | None = None, progress: Progress | None = None) -> Verified:
+def verify(
+    payload: Payload,
+    deadline: Deadline | None = None,
+    progress: Progress | None = None,
+    trust: Trust | None = None,
+) -> Verified:
     """Check every byte of `payload` against its manifest, and an archive also against its own RECORD.
 
-    Raises DamagedError with all problems found, DeadlineError when `deadline` passes before the end.
+    trust: as for `read_manifest`. Raises DamagedError with all problems found, NotTrustedError, DeadlineError when
+    `deadline` passes before the end.
     """
+    trust = trust or Trust.of_this_host()
     with _readable(payload):
-        verified = _read_manifest(payload)
+        verified = _read_manifest(payload, trust)
         problems = _blob_problems(payload, verified.manifest, deadline or Deadline(), progress)
         claims = payload.digests()
         if claims is not None:
@@ -157,7 +181,7 @@ def _headers(payload: Payload) -> dict[str, list[str]]:
 def _listing_problems(files: dict[str, int], manifest: Manifest) -> list[str]:
     expected = {blob_path(digest): size for digest, size in manifest.blobs().items()}
     problems = [f"{path} is missing" for path in sorted(expected.keys() - files.keys())]
-    unlisted = sorted(files.keys() - expected.keys() - {manifests.FILE_NAME})
+    unlisted = sorted(files.keys() - expected.keys() - {manifests.FILE_NAME, signature.FILE_NAME})
     problems += [f"{printable(path)} is not listed" for path in unlisted]
     problems += [
         f"{path} has {files[path]} bytes instead of {expected[path]}"
@@ -190,6 +214,8 @@ def _record_problems(payload: Payload, verified: Verified, claims: dict[str, str
 
     proven = {f"{payload.package}/{blob_path(digest)}": digest for digest in verified.manifest.blobs()}
     proven[f"{payload.package}/{manifests.FILE_NAME}"] = verified.manifest_sha256
+    if verified.signatures_sha256:
+        proven[f"{payload.package}/{signature.FILE_NAME}"] = verified.signatures_sha256
     problems = []
     for path, claim in sorted(claims.items()):
         digest = proven.get(path)
