@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
@@ -19,6 +19,9 @@ from .pack import Packed, pack
 from .recipe import HOOK, WEIGHT_SUFFIXES, Recipe, config_files
 from .recipe_file import build_table, parse
 from .wheel_check import check_wheel
+
+if TYPE_CHECKING:
+    from model_cache.ed25519 import PrivateKey
 
 ARTIFACTS_VARIABLE = "MODEL_CACHE_ARTIFACTS"
 """Environment variable with the absolute path of an artifact directory."""
@@ -39,6 +42,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
 
     _staging: TemporaryDirectory[str] | None = None
     _packed: Packed | None = None
+    _key: PrivateKey | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Prepare one build: hatchling calls this for the sdist, and again for the wheel."""
@@ -68,7 +72,18 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         if problems:
             Path(artifact_path).unlink()
             self._stop(DamagedError("The finished wheel is not as it was prepared, and is deleted:", problems))
+        if self._key is not None:
+            self._sign(Path(artifact_path), self._key)
         self._clean_staging()
+
+    def _sign(self, wheel: Path, key: PrivateKey) -> None:
+        from .signing import sign_wheel, time_of_build
+
+        try:
+            sign_wheel(wheel, key, created=time_of_build())
+        except ModelCacheError as error:
+            wheel.unlink()
+            self._stop(error)
 
     def _where(self) -> str:
         """TOML path of the table that hatchling handed over."""
@@ -110,6 +125,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         version = self.metadata.version
         if "+" in version:
             self._warn(f"project.version {version} has a local part (+…), which public indexes refuse.")
+        self._key = _signing_key()  # before anything is compiled
         self._staging = TemporaryDirectory(prefix="model-cache-build-")
         staging = Path(self._staging.name)
         artifacts = self._artifacts(recipe, staging)
@@ -182,6 +198,20 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         if self._staging is not None:
             self._staging.cleanup()
             self._staging = None
+
+
+def _signing_key() -> PrivateKey | None:
+    """The key that MODEL_CACHE_SIGNING_KEY names; None when it is not set. Raises UsageError, NotTrustedError."""
+    from .signing import KEY_VARIABLE, load_key
+
+    path = os.environ.get(KEY_VARIABLE)
+    if not path:
+        return None
+    if not Path(path).is_absolute():
+        raise UsageError(
+            f"{KEY_VARIABLE} must be an absolute path, not `{path}`: a build runs in a temporary directory."
+        )
+    return load_key(path)
 
 
 def _not_executable(source: Path, copy: Path) -> Path:

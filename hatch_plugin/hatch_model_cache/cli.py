@@ -10,7 +10,7 @@ from pathlib import Path
 
 from model_cache.errors import CompileError, ModelCacheError, UsageError
 
-from . import check_cli, targets_cli
+from . import check_cli, signing_cli, targets_cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_rehearse(commands)
     check_cli.add_parser(commands)
     targets_cli.add_parser(commands)
+    signing_cli.add_parsers(commands)
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:at])

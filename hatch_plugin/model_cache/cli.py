@@ -29,7 +29,9 @@ EXIT_CODES = """exit codes:
 BUILD_COMMANDS = {
     "check": "say before the start whether the engine would load a wheel, and why not",
     "compile": "compile a recipe for its targets, without a GPU and without weights",
+    "keygen": "make a key pair to sign wheels with",
     "rehearse": "start an unmodified engine under a pretended GPU and say whether it loads its cache",
+    "sign": "sign finished wheels",
     "targets": "list, show and probe the GPUs that a recipe can name",
 }
 """Commands of the build side, which is imported only when one of them is called."""
@@ -122,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_verify(commands)
     _add_deploy(commands)
     _add_remove(commands)
+    _add_status(commands)
     for name, text in BUILD_COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser
@@ -200,6 +203,13 @@ def _add_remove(commands: _Commands) -> None:
     parser.add_argument("names", metavar="NAME", nargs="+", help="names of deployed wheels, installed or not")
     _add_root(parser)
     _add_quiet(parser)
+
+
+def _add_status(commands: _Commands) -> None:
+    more = "What the plug-in\nhas recorded of the engine's look-ups, and whether the files are as they were written."
+    parser = _add(commands, "status", "say which deployed wheels the engine has really used", more)
+    _add_root(parser)
+    parser.add_argument("--format", choices=["text", "prometheus"], default="text", help="how to print it")
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:

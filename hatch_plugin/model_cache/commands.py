@@ -211,6 +211,17 @@ def _differences(error: MismatchError) -> Sequence[dict[str, str]]:
     return [{"field": d.field, "wheel": d.wheel, "host": d.host} for d in fit.differences] if fit else []
 
 
+def run_status(options: Namespace) -> Result:
+    """`model-cache status`."""
+    from model_cache import location, status
+    from model_cache.root import Root
+
+    with Root.open(location.cache_root(options.root)) as root:
+        found = status.report(root)
+    told = status.prometheus(found) if options.format == "prometheus" else status.lines(found)
+    return Result(status.data(found), list(told))
+
+
 def run_remove(options: Namespace) -> Result:
     """`model-cache remove NAME …`."""
     from model_cache import location

@@ -10,6 +10,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False  # typing costs more than all of this
+if TYPE_CHECKING:
+    from types import ModuleType
+
 LOGGER = "vllm.model_cache"
 """A child of vLLM's own logger (vllm 0.33.0, vllm/logger.py: "vllm" has the handler), so that its lines appear in
 the server's log without any change to its configuration."""
@@ -39,6 +43,7 @@ def _run() -> None:
 
     root = location.cache_root()
     identity = stamp.identity(scan.others)
+    _watch(root)
     messages = stamp.read(root, identity, scan.wheels)
     if messages is None:
         from model_cache import startup
@@ -47,6 +52,22 @@ def _run() -> None:
     elif _is_main_process():
         for message in messages:
             _say(message, alarm=True)
+
+
+def _watch(root: str) -> None:
+    """Record the engine's look-ups; the deploy must not depend on it."""
+    try:
+        from model_cache import on_import
+
+        on_import.call(lambda module: _record(module, root))
+    except Exception as error:
+        _say(f"look-ups are not recorded: {type(error).__name__}: {error}", alarm=True)
+
+
+def _record(module: ModuleType, root: str) -> None:
+    from model_cache import lookups
+
+    lookups.wrap(module, root, _say)
 
 
 def _is_main_process() -> bool:

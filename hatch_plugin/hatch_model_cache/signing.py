@@ -1,0 +1,231 @@
+"""Signing: keys, and the signature that is put into a finished wheel.
+
+A signed wheel is the old one with one more file and a longer RECORD: all other members are copied as they are packed,
+so the same wheel, key and times always give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from model_cache import keyring, signature
+from model_cache.archive import WheelPayload
+from model_cache.ed25519 import PrivateKey
+from model_cache.errors import DamagedError, ModelCacheError, UsageError
+from model_cache.keyring import Keyring, TrustedKey
+from model_cache.manifest import FILE_NAME, MAX_BYTES
+from model_cache.signature import MAX_FILES, MAX_SIGNATURES, Signature, timestamp
+from model_cache.trust import Trust
+from model_cache.verify import verify
+
+__all__ = ["KEY_VARIABLE", "Signed", "generate", "load_key", "sign_wheel", "time_of_build"]
+
+KEY_VARIABLE = "MODEL_CACHE_SIGNING_KEY"
+"""Environment variable with the absolute path of the private key that the build hook signs with."""
+
+_MAX_KEY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A wheel that was signed. keys: ids of all keys whose signatures it now holds."""
+
+    path: Path
+    keys: tuple[str, ...]
+    changed: bool
+
+
+def generate(path: Path, *, name: str = "", expires: str | None = None) -> tuple[Path, Path, str]:
+    """Make a key pair: PATH.pem (mode 0600, unencrypted) and PATH.pub; returns both and the key's id.
+
+    Never replaces a file. Raises UsageError, NotTrustedError without `cryptography`.
+    """
+    _check_times(None, expires)
+    if re.search(r"[\x00-\x1f\x7f]", name):
+        raise UsageError("a key's name is one line of text")
+    key = PrivateKey.generate()
+    private, public = path.with_name(f"{path.name}.pem"), path.with_name(f"{path.name}.pub")
+    for file in (private, public):
+        if os.path.lexists(file):
+            raise UsageError(f"{file} is there already; keys are never replaced")
+    _write_new(private, key.pem(), 0o600)
+    _write_new(public, keyring.key_file(key.public, name or path.name, expires).encode(), 0o644)
+    return private, public, key.id
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ModelCacheError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def load_key(path: str) -> PrivateKey:
+    """Read a private key that nobody else can read. Raises UsageError with what to do, NotTrustedError."""
+    try:
+        # A link is followed: secrets are mounted as links.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise UsageError(f"the signing key {path} cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        mode = stat.S_IMODE(status.st_mode)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"the signing key {path} is not a regular file")
+        if status.st_uid not in (0, os.geteuid()):
+            raise UsageError(f"the signing key {path} belongs to uid {status.st_uid}, neither root nor this user")
+        if mode & 0o077:
+            raise UsageError(f"the signing key {path} has mode {mode:04o}, so others can use it; chmod 600 it")
+        data = file.read(_MAX_KEY_BYTES + 1)
+    return PrivateKey.from_pem(data[:_MAX_KEY_BYTES], f"the signing key {path}")
+
+
+def time_of_build(environ: Mapping[str, str] = os.environ) -> str | None:
+    """SOURCE_DATE_EPOCH as signatures write times; None when it is not set: a clock would change every wheel."""
+    from datetime import UTC, datetime
+
+    epoch = environ.get("SOURCE_DATE_EPOCH", "")
+    if not epoch:
+        return None
+    try:
+        return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"SOURCE_DATE_EPOCH must be a number of seconds, not {epoch!r:.40}") from None
+
+
+def sign_wheel(path: Path, key: PrivateKey, *, created: str | None = None, expires: str | None = None) -> Signed:
+    """Verify the wheel at `path`, then replace it, in one step, by the same wheel with a signature by `key`.
+
+    Signatures by other keys stay (rotation), one by the same key is replaced. Raises DamagedError for a wheel that is
+    not intact, UsageError for wrong times, ModelCacheError when it cannot be written.
+    """
+    _check_times(created, expires)
+    with WheelPayload(str(path)) as payload:
+        verify(payload, trust=Trust("off", Keyring()))
+        manifest = payload.read(FILE_NAME, MAX_BYTES)
+        names = [name for name in payload.dist_info_files() if name != "RECORD"]
+        if len(names) > MAX_FILES:
+            raise DamagedError(f"{payload.label}: its dist-info directory holds more than {MAX_FILES} files")
+        dist_info = {name: hashlib.sha256(payload.metadata(name)).hexdigest() for name in names}
+        before = b""
+        if signature.FILE_NAME in payload.files():
+            before = payload.read(signature.FILE_NAME, signature.MAX_BYTES)
+        package = payload.package
+    others = [one for one in (signature.parse(before) if before else ()) if one.key != key.id]
+    if len(others) >= MAX_SIGNATURES:
+        raise UsageError(f"{path.name}: holds {MAX_SIGNATURES} signatures already")
+    unsigned = Signature(key=key.id, dist_info=dist_info, created=created, expires=expires)
+    ours = Signature(**{**vars(unsigned), "value": key.sign(unsigned.message(manifest))})
+    data = signature.to_bytes([*others, ours])
+    keys = tuple(sorted(one.key for one in (*others, ours)))
+    if data == before:
+        return Signed(path, keys, changed=False)
+    _replace(path, f"{package}/{signature.FILE_NAME}", data, key)
+    return Signed(path, keys, changed=True)
+
+
+def _check_times(created: str | None, expires: str | None) -> None:
+    for option, text in (("--created", created), ("--expires", expires)):
+        if text is not None:
+            try:
+                timestamp(text)
+            except ValueError as error:
+                raise UsageError(f"{option}: {error}") from None
+    if created and expires and timestamp(expires) <= timestamp(created):
+        raise UsageError("--expires is not after --created")
+
+
+def _replace(path: Path, member: str, data: bytes, key: PrivateKey) -> None:
+    """Write the new wheel beside the old one under the same name, look at it, and rename it over the old one."""
+    trusted = TrustedKey(key.id, key.public, "", None, "")
+    folder = Path(tempfile.mkdtemp(prefix=".model-cache-sign-", dir=path.parent))
+    try:
+        new = folder / path.name
+        with path.open("rb") as source, new.open("wb") as destination:
+            _copy(source, destination, member, data)
+            os.fchmod(destination.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
+            destination.flush()
+            os.fsync(destination.fileno())
+        with WheelPayload(str(new)) as payload:
+            # A key that is short-lived by design may be over already; everything else must be right.
+            verify(payload, trust=Trust("prefer", Keyring({key.id: trusted})))
+        new.rename(path)
+    except OSError as error:
+        raise ModelCacheError(f"{path}: cannot be signed in place: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(folder)
+
+
+def _copy(source: IO[bytes], destination: IO[bytes], member: str, data: bytes) -> None:
+    """The archive with `member` added or replaced. WheelPayload has made sure that members follow without a gap."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(destination, "w") as new:
+        infos = sorted(old.infolist(), key=lambda info: info.header_offset)
+        ends = {
+            info.filename: after
+            for info, after in zip(infos, [*(i.header_offset for i in infos[1:]), old.start_dir], strict=True)
+        }
+        record = next(i for i in infos if i.filename.endswith(".dist-info/RECORD"))
+        kept = [info for info in infos if info.filename not in (member, record.filename)]
+        package = member.partition("/")[0]
+        like = next(info for info in kept if info.filename == f"{package}/{FILE_NAME}")
+        for info in kept:
+            if info.filename.startswith(f"{package}/"):
+                _copy_member(source, new, info, ends[info.filename])
+        _write_member(new, member, data, like, zipfile.ZIP_STORED)
+        for info in kept:
+            if not info.filename.startswith(f"{package}/"):
+                _copy_member(source, new, info, ends[info.filename])
+        text = _record(old.read(record).decode(), record.filename, member, data)
+        _write_member(new, record.filename, text.encode(), record, record.compress_type)
+
+
+def _copy_member(source: IO[bytes], new: zipfile.ZipFile, info: zipfile.ZipInfo, end: int) -> None:
+    """Copy local header and packed bytes as they are: unpacking and packing again could give other bytes."""
+    start = info.header_offset
+    source.seek(start)
+    assert new.fp is not None
+    info.header_offset = new.fp.tell()
+    left = end - start
+    while left:
+        piece = source.read(min(left, 1024 * 1024))
+        if not piece:
+            raise OSError("the wheel became shorter while it was read")
+        new.fp.write(piece)
+        left -= len(piece)
+    new.filelist.append(info)
+    new.NameToInfo[info.filename] = info
+    new.start_dir = new.fp.tell()
+
+
+def _write_member(new: zipfile.ZipFile, name: str, data: bytes, like: zipfile.ZipInfo, method: int) -> None:
+    info = zipfile.ZipInfo(name, like.date_time)
+    info.compress_type = method
+    info.create_system = like.create_system
+    info.external_attr = like.external_attr
+    new.writestr(info, data)
+
+
+def _record(text: str, record: str, member: str, data: bytes) -> str:
+    """RECORD with the member's line before its own."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    end = "\r\n" if text.endswith("\r\n") else "\n"
+    lines = [line for line in text.splitlines() if line and line.partition(",")[0] not in (member, record)]
+    return "".join(f"{line}{end}" for line in [*lines, f"{member},sha256={digest},{len(data)}", f"{record},,"])
