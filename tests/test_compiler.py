@@ -13,7 +13,7 @@ import pytest
 
 from build_factories import TABLE, make_project
 from fakes import fake_engine
-from hatch_model_cache import artifacts, interpreter, targets
+from hatch_model_cache import artifacts, compiler, interpreter, targets
 from hatch_model_cache.compiler import compile_recipe
 from hatch_model_cache.recipe import Recipe
 from hatch_model_cache.recipe_file import load_recipe
@@ -42,6 +42,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    monkeypatch.setattr(compiler, "NEUTRAL_PLACES", ())
     return directory
 
 

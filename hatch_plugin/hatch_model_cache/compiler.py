@@ -21,6 +21,9 @@ from .pack import pack
 from .progress import Progress, Silent
 from .recipe import Recipe, config_files
 
+NEUTRAL_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what is made there is private, and checked to be ours
+"""Where a compile works: the path is traced into artifacts, so it should be the same for every user."""
+
 BYTES_PER_PROCESS = 3 << 30
 """Memory one compile process is counted with: the 8B and 70B Llama take 1.5 GB each (benchmarks/compile_memory.py)."""
 
@@ -101,13 +104,22 @@ def _copy_config(recipe: Recipe, destination: Path) -> None:
         shutil.copyfile(path, destination / name)
 
 
+def _neutral_place() -> Path:
+    """The first of `NEUTRAL_PLACES` that can be written to, else TMPDIR: which is often below the user's home, whose
+    path may not be shipped."""
+    for place in NEUTRAL_PLACES:
+        if os.access(place, os.W_OK | os.X_OK):
+            return place
+    return Path(tempfile.gettempdir())
+
+
 @contextmanager
 def _scratch(digest: str) -> Iterator[Path]:
     """A private directory whose path depends on the recipe alone, since the path is traced into the artifacts.
 
     If somebody else holds that path, another one is taken; the artifacts are as good, but not byte-identical.
     """
-    wanted = Path(tempfile.gettempdir()) / f"model-cache-{digest[:16]}"
+    wanted = _neutral_place() / f"model-cache-{digest[:16]}"
     lock = -1
     try:
         wanted.mkdir(mode=0o700, exist_ok=True)
@@ -118,7 +130,7 @@ def _scratch(digest: str) -> Iterator[Path]:
         ours = held.st_uid == os.getuid() and (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
     except OSError:
         ours = False
-    scratch = wanted if ours else Path(tempfile.mkdtemp(prefix="model-cache-"))
+    scratch = wanted if ours else Path(tempfile.mkdtemp(prefix="model-cache-", dir=wanted.parent))
     try:
         _empty(scratch)
         scratch.chmod(0o700)
