@@ -17,6 +17,9 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY_MODE = 0o755
 FILE_MODE = 0o644
 
+RESERVE_BYTES = 16 * 1024 * 1024
+"""What is left free on a disk."""
+
 _RENAME_EXCHANGE = 2
 
 

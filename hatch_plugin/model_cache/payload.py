@@ -28,6 +28,8 @@ class Payload(ABC):
     label: str
     name: str
     version: str
+    partial = False
+    """Whether listed blobs may be missing: what is kept of a version is what this host had deployed of it."""
 
     @property
     def package(self) -> str:

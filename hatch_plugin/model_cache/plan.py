@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from model_cache import staging
@@ -25,6 +26,31 @@ class EntryOutcome:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What a deploy did, or would do (dry_run). bytes_written: of the entries that were written.
+
+    removed: entries of another version that are gone; left: files in there that are not ours, relative to the root.
+    previous: the version that is kept for a rollback; notes: what is to be said about the place, one line each.
+    """
+
+    name: str
+    version: str
+    targets: tuple[str, ...]
+    entries: tuple[EntryOutcome, ...]
+    bytes_written: int = 0
+    removed: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    dry_run: bool = False
+    previous: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the cache root is another one than before."""
+        return bool(self.removed) or any(entry.action in WRITES for entry in self.entries)
+
+
+@dataclass(frozen=True)
 class Step:
     """One wanted entry. wrong: its files that are missing or differ in the directory that is there (exists)."""
 
@@ -37,6 +63,11 @@ class Step:
     @property
     def writes(self) -> bool:
         return self.outcome.action in WRITES
+
+    @property
+    def size(self) -> int:
+        """Bytes that are written for it."""
+        return sum(file.size for file in self.target.files if not file.link) if self.writes else 0
 
     @property
     def parent(self) -> str:
@@ -52,23 +83,40 @@ def wanted(manifest: Manifest, targets: tuple[str, ...]) -> list[Entry]:
     return [entry for entry in manifest.entries if entry.target in targets]
 
 
-def as_deployed(entry: Entry, *, ours: bool = True) -> DeployedEntry:
+Links = Mapping[str, Mapping[str, str]]
+"""Entry directory → path of a file in it → what it shall be a link to."""
+
+
+def as_deployed(entry: Entry, links: Mapping[str, str] | None = None, *, ours: bool = True) -> DeployedEntry:
     """`entry` as a state notes it, before it is in place."""
-    read = tuple(DeployedFile(file.path, file.sha256, file.size) for file in entry.files)
+    links = links or {}
+    read = tuple(DeployedFile(file.path, file.sha256, file.size, link=links.get(file.path, "")) for file in entry.files)
     return DeployedEntry(entry.directory, ours, read)
 
 
-def make(root: Root, manifest: Manifest, targets: tuple[str, ...], old: State | None, deadline: Deadline) -> list[Step]:
-    """Decide about every wanted entry. old: what the last deploy of this wheel has noted.
+def make(
+    root: Root,
+    manifest: Manifest,
+    targets: tuple[str, ...],
+    old: State | None,
+    deadline: Deadline,
+    links: Links | None = None,
+) -> list[Step]:
+    """Decide about every wanted entry. old: what the last deploy of this wheel has noted; links: of an overlay.
 
     Raises LinkError when a link stands in the way.
     """
-    return [_step(root, entry, old, deadline) for entry in wanted(manifest, targets)]
+    return [_step(root, entry, old, deadline, links) for entry in wanted(manifest, targets)]
 
 
-def _step(root: Root, entry: Entry, old: State | None, deadline: Deadline) -> Step:
-    target = as_deployed(entry)
+def _step(root: Root, entry: Entry, old: State | None, deadline: Deadline, links: Links | None) -> Step:
+    here = links.get(entry.directory, {}) if links is not None else _links_of(old, entry)
+    target = as_deployed(entry, here)
     found = staging.compare(root, entry.directory, target.files, deadline)
+    if links is None and here and (found is None or found.wrong):
+        # An overlay that is damaged is mended with copies: where it leads to may be gone.
+        target = as_deployed(entry)
+        found = staging.compare(root, entry.directory, target.files, deadline)
     if found is None:
         return Step(entry, target, EntryOutcome(entry.directory, "deployed"))
     if _is_ours(root, target, old, same=not found.wrong, deadline=deadline):
@@ -79,6 +127,15 @@ def _step(root: Root, entry: Entry, old: State | None, deadline: Deadline) -> St
         # files differs from ours: adding what is missing takes nothing away.
         return Step(entry, target, EntryOutcome(entry.directory, "deployed"), True, found.wrong)
     return kept(entry, OTHER if found.changed else SAME)
+
+
+def _links_of(old: State | None, entry: Entry) -> dict[str, str]:
+    """What the files of an entry are links to, when an overlay has put it there as it is wanted."""
+    found = old.entry(entry.directory) if old else None
+    listed = {(file.path, file.sha256) for file in entry.files}
+    if found is None or any((file.path, file.sha256) not in listed for file in found.files):
+        return {}
+    return {file.path: file.link for file in found.files if file.link}
 
 
 def kept(entry: Entry, note: str) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_cache import staging, state
+from model_cache import kept, leftovers, staging, state
 from model_cache.files import system_errors
 from model_cache.root import Root
 from model_cache.verify import Deadline
@@ -27,14 +27,14 @@ def remove(name: str, root_path: str, deadline: Deadline | None = None) -> Remov
     Raises NotFoundError when it is not deployed there, ModelCacheError when the place cannot be written to.
     """
     deadline = deadline or Deadline()
-    with system_errors(root_path), Root.open(root_path) as root:
+    with system_errors(root_path), Root.open(root_path, judge=True) as root:
         state.require(root, name)
         with root.lock(deadline):
             found = state.require(root, name)
-            for parent in state.parents(found.ours()):
-                root.clean(parent)
+            leftovers.clean(root, found.ours())
             state.save(root, found.in_phase("removing"))
             left = [path for entry in found.ours() for path in staging.take_away(root, entry, deadline)]
+            kept.drop(root, name)
             state.delete(root, name)
             root.prune()
     return Removal(

@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Self
+from zlib import crc32
 
-from model_cache import files
+from model_cache import files, place
 from model_cache.errors import ModelCacheError, NotFoundError
 from model_cache.names import RESERVED
 from model_cache.verify import Deadline
@@ -20,8 +21,9 @@ from model_cache.verify import Deadline
 LOCK = "lock"
 DIRECTORIES = "directories"
 STAMPS = "stamps"
+KEPT = "kept"
 TEMPORARY = f"{RESERVED}-tmp-"
-FOREIGN_LEFTOVER_SECONDS = 3600.0
+SWAP = "-swap-"
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -40,6 +42,24 @@ def temporary_name() -> str:
     return f"{TEMPORARY}{_boot()}-{os.getpid()}-{os.urandom(6).hex()}"
 
 
+def swap_name(name: str) -> str:
+    """A new name for a directory that is, or is about to be, moved out of the place `name`.
+
+    It may hold what the engine has added there, so whoever finds it after a kill has to give that back (`swapped`).
+    """
+    return f"{temporary_name()}{SWAP}{crc32(name.encode()):08x}"
+
+
+def swapped(temporary: str, name: str) -> bool:
+    """Whether `temporary` is a swap name for the place `name`."""
+    return temporary.endswith(f"{SWAP}{crc32(name.encode()):08x}")
+
+
+def of_this_system(temporary: str) -> bool:
+    """Whether a process of this running system has made that name."""
+    return temporary.startswith(f"{TEMPORARY}{_boot()}-")
+
+
 class Root:
     """A cache root, open as a descriptor. Use as a context manager."""
 
@@ -49,14 +69,16 @@ class Root:
         self.locked = False
 
     @classmethod
-    def open(cls, path: str, *, create: bool = False) -> Self:
-        """Open the cache root at `path`; its own parents may be links. create: make what is missing.
+    def open(cls, path: str, *, create: bool = False, judge: bool = False) -> Self:
+        """Open the cache root at `path`; its own parents may be links.
 
-        Raises NotFoundError when it is not there, ModelCacheError when it cannot be opened or made.
+        judge: refuse a place in which others could change what we write (needed before the first write).
+        create: judge, and make what is missing. Raises NotFoundError when it is not there, place.UnsafePlaceError,
+        ModelCacheError when it cannot be opened or made.
         """
         try:
-            if create:
-                _make_directories(Path(path))
+            if create or judge:
+                return cls(path, place.open_judged(path, create=create))
             return cls(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except FileNotFoundError:
             raise NotFoundError(f"{path}: there is no such cache root") from None
@@ -116,33 +138,21 @@ class Root:
             return os.path.samestat(os.fstat(descriptor), os.stat(LOCK, dir_fd=directory))
         return False
 
-    def clean(self, path: str) -> int:
-        """Delete what dead deployers left unfinished in directory `path`; return how many such things.
-
-        Under a lock that works, whatever this system has left there is dead. What another system that shares
-        the file system has left, where locks may not reach, must be an hour old.
-        """
-        count = 0
-        with suppress(FileNotFoundError), files.opened(self.descriptor, path) as directory:
-            for name in sorted(os.listdir(directory)):
-                if name.startswith(TEMPORARY) and self._dead(directory, name):
-                    with suppress(FileNotFoundError):
-                        files.remove_tree(directory, name)
-                        count += 1
-        return count
-
-    def _dead(self, directory: int, name: str) -> bool:
-        if self.locked and name.startswith(f"{TEMPORARY}{_boot()}-"):
-            return True
-        with suppress(FileNotFoundError):
-            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            return time.time() - status.st_mtime > FOREIGN_LEFTOVER_SECONDS
-        return False
-
     def free_bytes(self) -> int:
         """Bytes that this user may still write."""
         status = os.fstatvfs(self.descriptor)
         return status.f_bavail * status.f_frsize
+
+    def free_files(self) -> int | None:
+        """Files and directories that may still be made; None where the file system does not say."""
+        status = os.fstatvfs(self.descriptor)
+        return status.f_favail if status.f_files else None
+
+    def forget_stamps(self) -> None:
+        """Let the plug-in look closer at its next start, on every host that shares this root."""
+        with suppress(OSError, ModelCacheError), files.opened(self.descriptor, f"{RESERVED}/{STAMPS}") as directory:
+            for name in os.listdir(directory):
+                os.unlink(name, dir_fd=directory)
 
     def made_directories(self) -> list[str]:
         """Directories (relative) that deploys have made on the way to their entries."""
@@ -191,17 +201,12 @@ class Root:
         self.note_directories(left)
         with self.state_directory() as state:
             names = set(os.listdir(state))
+        with suppress(OSError), self.state_directory() as state:
+            os.rmdir(KEPT, dir_fd=state)
+            names.discard(KEPT)
         if all(name in (LOCK, DIRECTORIES, STAMPS) or name.startswith(TEMPORARY) for name in names):
             with suppress(OSError):  # somebody else is making a new lock right now
                 files.remove_tree(self.descriptor, RESERVED)
-
-
-def _make_directories(path: Path) -> None:
-    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
-    for directory in reversed(missing):
-        with suppress(FileExistsError):
-            directory.mkdir()
-            directory.chmod(files.DIRECTORY_MODE)
 
 
 def _open_lock(directory: int) -> int:

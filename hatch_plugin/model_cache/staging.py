@@ -5,22 +5,26 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace as dc_replace
 from typing import NamedTuple
 
 from model_cache import files
 from model_cache.errors import DamagedError
 from model_cache.manifest import Entry, File
 from model_cache.payload import Payload
-from model_cache.root import Root, temporary_name
+from model_cache.root import Root, swap_name
 from model_cache.state import DeployedEntry, DeployedFile
 from model_cache.verify import Deadline, blob_path, copy_hash, hash_file
 
 
-def stage(payload: Payload, entry: Entry, parent: int, name: str, deadline: Deadline) -> None:
+def stage(
+    payload: Payload, entry: Entry, parent: int, name: str, deadline: Deadline, links: Mapping[str, str] | None = None
+) -> None:
     """Write all files of `entry` into the new directory `name` of directory `parent`, hashing on the way.
 
+    links: path of a file → what it shall be a link to, in an overlay.
     Raises DamagedError when the payload is not (any more) what the manifest says, OSError when writing fails.
     """
     os.close(files.make_directory(parent, name))
@@ -28,7 +32,10 @@ def stage(payload: Payload, entry: Entry, parent: int, name: str, deadline: Dead
         for file in entry.files:
             folder, _, base = file.path.rpartition("/")
             with files.opened(directory, folder, []) as place:
-                _write(payload, file, place, base, deadline)
+                if target := (links or {}).get(file.path):
+                    os.symlink(target, base, dir_fd=place)
+                else:
+                    _write(payload, file, place, base, deadline)
         _sync(directory)
 
 
@@ -95,7 +102,12 @@ def _is_same(directory: int, file: DeployedFile, deadline: Deadline) -> bool | N
     folder, _, name = file.path.rpartition("/")
     try:
         with files.opened(directory, folder) as place:
-            descriptor = files.open_regular(place, name)
+            if file.link:
+                if os.readlink(name, dir_fd=place) != file.link:
+                    return False
+                descriptor = files.open_regular(place, file.link)
+            else:
+                descriptor = files.open_regular(place, name)
     except FileNotFoundError:
         return None
     except files.LinkError:
@@ -115,7 +127,9 @@ def look_same(root: Root, entry: DeployedEntry) -> bool:
             return stat.S_ISDIR(_lstat(root, entry.directory).st_mode)
         for file in entry.files:
             status = _lstat(root, f"{entry.directory}/{file.path}")
-            if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+            if (status.st_size, status.st_mtime_ns) != (file.apparent_size, file.mtime_ns):
+                return False
+            if file.link and os.stat(file.link).st_size != file.size:  # noqa: PTH116
                 return False
     except OSError:
         return False
@@ -128,10 +142,7 @@ def _lstat(root: Root, path: str) -> os.stat_result:
 
 def with_times(root: Root, entry: DeployedEntry) -> DeployedEntry:
     """`entry` with the mtime that each file has now. Raises OSError."""
-    read = (
-        DeployedFile(f.path, f.sha256, f.size, _lstat(root, f"{entry.directory}/{f.path}").st_mtime_ns)
-        for f in entry.files
-    )
+    read = (dc_replace(f, mtime_ns=_lstat(root, f"{entry.directory}/{f.path}").st_mtime_ns) for f in entry.files)
     return DeployedEntry(entry.directory, entry.ours, tuple(read))
 
 
@@ -159,16 +170,29 @@ def replace(parent: int, staged: str, name: str, wrong: tuple[str, ...], ours: s
     if len(wrong) == 1 and _replace_file(parent, staged, name, wrong[0]):
         files.remove_tree(parent, staged)
         return
-    aside = staged
-    if not files.exchange(parent, staged, name):
+    aside = swap_name(name)
+    os.rename(staged, aside, src_dir_fd=parent, dst_dir_fd=parent)
+    if not files.exchange(parent, aside, name):
         # Without a swap there is a moment without the directory: a miss, never a mixture.
-        aside = temporary_name()
+        new, aside = aside, swap_name(name)
         os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
-        os.rename(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
+        os.rename(new, name, src_dir_fd=parent, dst_dir_fd=parent)
     os.fsync(parent)
-    with files.opened(parent, aside) as old, files.opened(parent, name) as new:
-        _carry_over(old, new, "", ours)
+    give_back(parent, aside, name, ours)
+
+
+def give_back(parent: int, aside: str, name: str, ours: set[str]) -> list[str]:
+    """Move what is not ours from the directory `aside` back to the place `name`, and delete `aside`; what was moved.
+
+    What has come to `name` in the meantime under the same path wins.
+    """
+    with files.opened(parent, aside) as old:
+        extras = [path for path, status in files.walk(old) if not stat.S_ISDIR(status.st_mode) and path not in ours]
+        if extras:
+            with files.opened(parent, name, []) as new:
+                _carry_over(old, new, "", ours)
     files.remove_tree(parent, aside)
+    return extras
 
 
 def _replace_file(parent: int, staged: str, name: str, path: str) -> bool:
@@ -227,9 +251,9 @@ def take_away(root: Root, entry: DeployedEntry, deadline: Deadline, *, even_if_c
             if left:
                 _unlink(directory, listed)
             else:
-                temporary = temporary_name()
-                os.rename(name, temporary, src_dir_fd=parent, dst_dir_fd=parent)
-                files.remove_tree(parent, temporary)
+                aside = swap_name(name)
+                os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
+                left = give_back(parent, aside, name, listed)  # an engine may have been faster
             os.fsync(parent)
     except FileNotFoundError:
         return []

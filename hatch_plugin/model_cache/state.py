@@ -6,8 +6,11 @@ whatever a killed process leaves behind can be told from the engine's own files.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
@@ -19,17 +22,30 @@ from model_cache.strict_json import Fields, loads
 
 VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
+LAG_ATTEMPTS = 5
 PHASES = frozenset({"deploying", "deployed", "removing"})
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST_OR_NOTHING = re.compile(r"([0-9a-f]{64})?")
 
 
 @dataclass(frozen=True)
 class DeployedFile:
-    """A file below an entry's directory. size in bytes; mtime_ns: 0 until it is in place."""
+    """A file below an entry's directory. size in bytes; mtime_ns: 0 until it is in place.
+
+    link: in an overlay, the absolute path of the read-only file that it is a link to; else "".
+    """
 
     path: str
     sha256: str
     size: int
     mtime_ns: int = 0
+    link: str = ""
+
+    @property
+    def apparent_size(self) -> int:
+        """What lstat says of it in place: of a link, the length of its target's path."""
+        return len(os.fsencode(self.link)) if self.link else self.size
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,12 @@ class DeployedEntry:
 
 @dataclass(frozen=True)
 class State:
-    """What is deployed of one wheel. superseded: entries of the version before, still to be removed."""
+    """What is deployed of one wheel.
+
+    superseded: entries of the version before, still to be removed. previous: manifest_sha256 of the version that is
+    kept for a rollback, or "". held: that of the version that was rolled back from, which only a deploy by name brings
+    back, or "". site: where the wheel was installed that was deployed, or "" (a kept one).
+    """
 
     name: str
     version: str
@@ -52,6 +73,9 @@ class State:
     targets: tuple[str, ...]
     entries: tuple[DeployedEntry, ...]
     superseded: tuple[DeployedEntry, ...] = ()
+    previous: str = ""
+    held: str = ""
+    site: str = ""
 
     def ours(self) -> tuple[DeployedEntry, ...]:
         """Every entry that may hold files of ours, of this version and of the one before."""
@@ -64,9 +88,9 @@ class State:
         return replace(self, phase=phase)
 
 
-def parents(entries: Iterable[DeployedEntry]) -> list[str]:
-    """The directories in which a killed deploy or removal of `entries` may have left something unfinished."""
-    return sorted({entry.directory.rpartition("/")[0] for entry in entries} | {RESERVED})
+def parents(directories: Iterable[str]) -> list[str]:
+    """The directories in which a killed deploy or removal of these entries may have left something unfinished."""
+    return sorted({directory.rpartition("/")[0] for directory in directories} | {RESERVED})
 
 
 def load(root: Root, name: str) -> State | None:
@@ -74,9 +98,7 @@ def load(root: Root, name: str) -> State | None:
     what = f"state of {name}"
     try:
         with root.state_directory() as directory:
-            descriptor = files.open_regular(directory, f"{normalize(name)}.json")
-            with os.fdopen(descriptor, "rb") as file:
-                data = file.read(MAX_BYTES + 1)
+            data = _read(directory, f"{normalize(name)}.json")
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -90,6 +112,20 @@ def load(root: Root, name: str) -> State | None:
     if problems:
         raise DamagedError(f"{what}: is damaged; delete {root.path}/.model-cache/{normalize(name)}.json", problems)
     return state
+
+
+def _read(directory: int, name: str) -> bytes:
+    for attempt in range(LAG_ATTEMPTS):
+        try:
+            with os.fdopen(files.open_regular(directory, name), "rb") as file:
+                return file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            # A network disk may be late with a name that its listing has already: without a state we would take what
+            # we have deployed for somebody else's.
+            if name not in os.listdir(directory):
+                raise
+            time.sleep(0.02 * attempt)
+    raise OSError(errno.ESTALE, "is listed, but cannot be opened")
 
 
 def require(root: Root, name: str) -> State:
@@ -117,6 +153,7 @@ def save(root: Root, state: State) -> None:
     data = json.dumps(plain, sort_keys=True, indent=1).encode() + b"\n"
     with root.state_directory(create=True) as directory:
         files.write_atomically(directory, f"{normalize(state.name)}.json", data, temporary_name())
+    root.forget_stamps()
 
 
 def delete(root: Root, name: str) -> None:
@@ -124,6 +161,7 @@ def delete(root: Root, name: str) -> None:
     with root.state_directory() as directory:
         os.unlink(f"{normalize(name)}.json", dir_fd=directory)
         os.fsync(directory)
+    root.forget_stamps()
 
 
 def _plain(value: State | DeployedEntry | DeployedFile) -> dict[str, object]:
@@ -145,6 +183,9 @@ def _state(f: Fields) -> State:
         targets=f.texts("targets"),
         entries=f.objects("entries", _entry),
         superseded=f.objects("superseded", _entry),
+        previous=f.text("previous", _DIGEST_OR_NOTHING),
+        held=f.text("held", _DIGEST_OR_NOTHING),
+        site=f.text("site"),
     )
 
 
@@ -153,7 +194,8 @@ def _entry(f: Fields) -> DeployedEntry:
 
 
 def _file(f: Fields) -> DeployedFile:
-    return DeployedFile(_path(f, "path"), f.text("sha256"), f.integer("size"), f.integer("mtime_ns"))
+    path, digest = _path(f, "path"), f.text("sha256", _DIGEST)
+    return DeployedFile(path, digest, f.integer("size"), f.integer("mtime_ns"), f.text("link"))
 
 
 def _path(f: Fields, key: str) -> str:

@@ -102,7 +102,7 @@ def _read_manifest(payload: Payload, trust: Trust) -> Verified:
         )
     manifest = manifests.parse(data, f"{payload.label}: {manifests.FILE_NAME}")
     problems = _identity_problems(payload, manifest)
-    problems += _listing_problems(files, manifest)
+    problems += _listing_problems(files, manifest, partial=payload.partial)
     if problems:
         raise DamagedError(f"{payload.label}: does not agree with its manifest", problems[:MAX_PROBLEMS])
     signatures_sha256 = None if signatures is None else sha256(signatures).hexdigest()
@@ -178,9 +178,9 @@ def _headers(payload: Payload) -> dict[str, list[str]]:
     return found
 
 
-def _listing_problems(files: dict[str, int], manifest: Manifest) -> list[str]:
+def _listing_problems(files: dict[str, int], manifest: Manifest, *, partial: bool) -> list[str]:
     expected = {blob_path(digest): size for digest, size in manifest.blobs().items()}
-    problems = [f"{path} is missing" for path in sorted(expected.keys() - files.keys())]
+    problems = [] if partial else [f"{path} is missing" for path in sorted(expected.keys() - files.keys())]
     unlisted = sorted(files.keys() - expected.keys() - {manifests.FILE_NAME, signature.FILE_NAME})
     problems += [f"{printable(path)} is not listed" for path in unlisted]
     problems += [
