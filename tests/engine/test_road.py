@@ -13,9 +13,11 @@ import shutil
 import stat
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,13 +41,17 @@ class Built:
     hub_id: str
     directory: str
 
-    def manifest(self) -> object:
+    def manifest(self) -> dict[str, Any]:
         """The wheel's manifest."""
-        import zipfile
-
         with zipfile.ZipFile(self.wheel) as archive:
             [name] = [n for n in archive.namelist() if n.endswith("/manifest.json")]
-            return json.loads(archive.read(name))
+            found: dict[str, Any] = json.loads(archive.read(name))
+            return found
+
+    @property
+    def name(self) -> str:
+        """Distribution name of the wheel."""
+        return str(self.manifest()["name"])
 
 
 def compile_recipe(
@@ -96,6 +102,18 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Built(project, artifacts, pack(project, artifacts), f"example/{name}", f"./{name}")
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Built:
+    """The tiny Llama for an H100, under two names."""
+    project = tmp_path_factory.mktemp("one") / "recipe"
+    served = ["example/llama-tiny", "./llama-tiny"]
+    write_recipe(project, MODELS / "llama-tiny", "example/llama-tiny", served, [H100])
+    artifacts = project.parent / "artifacts"
+    done = compile_recipe(project, artifacts, engine_python)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Built(project, artifacts, pack(project, artifacts), served[0], served[1])
+
+
 @pytest.fixture
 def host(serving: Path, tmp_path: Path) -> Host:
     return Host(serving, tmp_path / "host")
@@ -107,7 +125,7 @@ def installed(built: Built, host: Host, own_wheel: Path) -> Iterator[Host]:
     host.pip_install(built.wheel, own_wheel)
     shutil.copytree(built.project / "model", host.work / built.directory)
     yield host
-    host.pip_uninstall(json.loads(json.dumps(built.manifest()))["name"])
+    host.pip_uninstall(built.name)
 
 
 @pytest.mark.parametrize("target", [H100, A100])
@@ -124,20 +142,8 @@ def test_a_deployed_wheel_is_loaded_and_nothing_is_compiled(built: Built, instal
 class TestOneWheel:
     """What is the same for every model is shown on the tiny Llama."""
 
-    @pytest.fixture(scope="class", params=["llama-tiny"])
-    def llama(
-        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, engine_python: str
-    ) -> Built:
-        project = tmp_path_factory.mktemp("one") / "recipe"
-        served = ["example/llama-tiny", "./llama-tiny"]
-        write_recipe(project, MODELS / "llama-tiny", "example/llama-tiny", served, [H100])
-        artifacts = project.parent / "artifacts"
-        done = compile_recipe(project, artifacts, engine_python)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return Built(project, artifacts, pack(project, artifacts), served[0], served[1])
-
     def test_the_manifest_describes_what_was_built(self, llama: Built) -> None:
-        document = json.loads(json.dumps(llama.manifest()))
+        document = llama.manifest()
         manifest = parse(json.dumps(document).encode())
         assert {e.served_as for e in manifest.entries} == {llama.hub_id, llama.directory}
         # the Hub id has two keys: with a Hub that answers and with one that does not
@@ -166,10 +172,18 @@ class TestOneWheel:
         try:
             on = {"MODEL_CACHE_DISABLE": "0", "MODEL_CACHE_ASSUME_TARGET": H100, "VLLM_FORCE_AOT_LOAD": "1"}
             report = host.serve("./llama-tiny", H100, environment=on)
+            told = host.model_cache("status", "--root", str(host.cache_root), "--json")
         finally:
-            host.pip_uninstall(json.loads(json.dumps(llama.manifest()))["name"])
+            host.pip_uninstall(llama.name)
         assert report.warm, report
-        assert "model-cache: deployed" in (host.place / "engine.log").read_text()
+        log = (host.place / "engine.log").read_text()
+        assert "model-cache: deployed" in log
+        assert "model-cache: hit backbone rank 0_0 in" in log
+        [wheel] = json.loads(told.stdout)["wheels"]
+        assert (wheel["name"], wheel["used"], wheel["intact"]) == (llama.name, True, True)
+        [found] = wheel["looked_up"]
+        assert (found["prefix"], found["rank"], found["hit"]) == ("backbone", "0_0", True)
+        assert found["parts"] == report.parts > 0
 
     def test_a_host_without_the_wheel_compiles(self, host: Host) -> None:
         shutil.copytree(MODELS / "llama-tiny", host.work / "llama-tiny")
@@ -186,7 +200,7 @@ class TestOneWheel:
         try:
             done = host.model_cache("deploy", "--assume-target", "h200", "--root", str(root))
         finally:
-            host.pip_uninstall(json.loads(json.dumps(llama.manifest()))["name"])
+            host.pip_uninstall(llama.name)
         assert done.returncode == 4, done.stdout + done.stderr
         assert "h200" in done.stderr
         assert H100 in done.stderr
@@ -261,7 +275,7 @@ class TestOneWheel:
         names = sorted(path.name for path in (project / "dist").iterdir())
         assert names == [llama.wheel.name, llama.wheel.name.replace("-cp311-none-any.whl", ".tar.gz")]
         again = Built(project, project, project / "dist" / names[0], llama.hub_id, llama.directory)
-        keys = [[e["key"] for e in json.loads(json.dumps(b.manifest()))["entries"]] for b in (again, llama)]
+        keys = [[entry["key"] for entry in one.manifest()["entries"]] for one in (again, llama)]
         assert keys[0] == keys[1]
 
 
@@ -273,3 +287,15 @@ def test_the_real_llama_8b_compiles(tmp_path: Path, engine_python: str) -> None:
     measured = json.loads((tmp_path / "artifacts" / "logs" / "measured.json").read_text())
     assert measured[f"{H100}-rank0"]["peak_rss_bytes"] < 3 << 30
     assert len(json.loads(done.stdout)["entries"]) == 1
+
+
+def test_every_rank_of_tensor_parallel_2_is_compiled(tmp_path: Path, engine_python: str) -> None:
+    project = write_recipe(tmp_path / "recipe", MODELS / "llama-tiny", "example/llama-tiny", ["./llama"], [H100])
+    recipe = project / "pyproject.toml"
+    recipe.write_text(recipe.read_text().replace("serve-args = [", 'serve-args = ["--tensor-parallel-size", "2", '))
+    done = compile_recipe(project, tmp_path / "artifacts", engine_python)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [entry] = json.loads((tmp_path / "artifacts" / "artifacts.json").read_text())["entries"]
+    assert entry["ranks"] == ["0_0", "1_0"]
+    assert [file["path"] for file in entry["files"]] == ["rank_0_0/model", "rank_1_0/model"]
+    assert len({file["sha256"] for file in entry["files"]}) == 2
