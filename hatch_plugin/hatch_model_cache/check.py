@@ -126,4 +126,5 @@ def observe(
             label="check",
             on_event=lambda event: progress.stage("check", event["stage"]) if "stage" in event else None,
         )
-    return Observation(target, result["engine"], result["host_answers"], result["look_ups"], result["flags"])
+    facts = (result[name] for name in ("engine", "host_answers", "look_ups", "flags", "why_nothing"))
+    return Observation(target, *facts)

@@ -32,7 +32,7 @@ class Reason:
         factor: its name.
         wheel: the wheel's value; None where it has none.
         host: the host's value.
-        answer: MISS or UNSAFE: what this difference alone leads to.
+        answer: MISS, UNSAFE or UNKNOWN: what this difference alone leads to.
         change: the shortest change that would make it a hit; empty if there is none but another wheel.
         why: what would happen, for unsafe ones.
     """
@@ -45,9 +45,19 @@ class Reason:
     why: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.answer}: {self.factor} is {self.host or 'absent'} here, {self.wheel or 'absent'} in the wheel"
-        text += f" ({self.why})" if self.why else ""
+        if self.wheel is None and self.host is None:
+            text = f"{self.answer}: {self.factor}: {self.why}"
+        else:
+            text = (
+                f"{self.answer}: {self.factor} is {self.host or 'absent'} here, {self.wheel or 'absent'} in the wheel"
+            )
+            text += f" ({self.why})" if self.why else ""
         return f"{text}. {self.change[0].upper()}{self.change[1:]}." if self.change else f"{text}."
+
+    @classmethod
+    def of_nothing(cls, why: str) -> Reason:
+        """Nothing is known, and why."""
+        return cls("look-up", None, None, Answer.UNKNOWN, why=why)
 
 
 @dataclass(frozen=True)
@@ -64,34 +74,61 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the engine on this host said of itself: the result of a look-up task (`compile.worker`)."""
+    """What the engine on this host said of itself: the result of a look-up task (`compile.worker`).
+
+    Attributes:
+        target: record of the GPU.
+        engine: versions, as in the manifest.
+        host_answers: as in the manifest.
+        look_ups: what it looks for, one per compiled model (`compile.engines.vllm.LookUp`).
+        flags: command-line flag of every field that has one.
+        why_nothing: why there are no look-ups.
+    """
 
     target: Mapping[str, Any]
     engine: Mapping[str, str]
     host_answers: Mapping[str, Any]
     look_ups: Sequence[Mapping[str, Any]]
     flags: Mapping[str, str]
+    why_nothing: str | None = None
+
+
+LOAD_CHECKED = frozenset({"python", "torch"})
+"""Versions that torch compares when it loads an artifact (torch._dynamo.package.SystemInfo), whatever the key holds."""
 
 
 def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdict:
     """Compare a wheel with what the engine looks for.
 
     A look-up hits if an entry of the wheel has its key. It is unsafe if it hits and something differs that the key does
-    not hold. What the engine checks when it loads (the exact Python, torch) makes a miss.
+    not hold, unless the engine finds the difference itself when it loads (`LOAD_CHECKED`): then it misses. When nothing
+    is looked up, nothing can be said.
     """
-    missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen.flags)]
-    versions = list(_versions(manifest, seen.engine))
-    unsafe = list(_unsafe(manifest, seen, rules))
-    answer = Answer.MISS if missed or versions else Answer.UNSAFE if unsafe else Answer.HIT
     if not seen.look_ups:
-        answer = Answer.UNKNOWN
+        why = seen.why_nothing or "the engine looks for nothing"
+        return Verdict(manifest.name, manifest.version, Answer.UNKNOWN, (Reason.of_nothing(why),), {})
+    hits = [e for look_up in seen.look_ups for e in _entries(manifest, look_up) if e.key == look_up["key"]]
+    versions = list(_versions(manifest, seen.engine, loaded=bool(hits)))
+    missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen.flags)]
+    reasons = (*versions, *missed, *_other_gpu(manifest, hits, seen.target), *_unsafe(manifest, seen, rules))
+    if any(reason.answer is Answer.MISS for reason in versions) or not hits:
+        answer = Answer.MISS
+    elif any(reason.answer is Answer.UNSAFE for reason in reasons):
+        answer = Answer.UNSAFE  # also when another model of the same start misses: one wrong load is enough
+    else:
+        answer = Answer.MISS if missed else Answer.HIT
     keys = {look_up["prefix"]: look_up["key"] for look_up in seen.look_ups}
-    return Verdict(manifest.name, manifest.version, answer, (*versions, *missed, *unsafe), keys)
+    return Verdict(manifest.name, manifest.version, answer, reasons, keys)
+
+
+def _entries(manifest: Manifest, look_up: Mapping[str, Any]) -> list[Entry]:
+    """The wheel's entries for the compiled model of a look-up."""
+    return [entry for entry in manifest.entries if entry.prefix == look_up["prefix"]]
 
 
 def _missed(manifest: Manifest, look_up: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[Reason]:
     """Why no entry has the key: the differences from the entry that comes nearest."""
-    entries = [entry for entry in manifest.entries if entry.prefix == look_up["prefix"]]
+    entries = _entries(manifest, look_up)
     if any(entry.key == look_up["key"] for entry in entries):
         return
     if not entries:
@@ -118,25 +155,33 @@ def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tup
     return [(name, ours.get(name), theirs.get(name)) for name in names if name not in parents]
 
 
-def _versions(manifest: Manifest, engine: Mapping[str, str]) -> Iterator[Reason]:
+def _versions(manifest: Manifest, engine: Mapping[str, str], *, loaded: bool) -> Iterator[Reason]:
+    """Versions that differ. loaded: whether the key is found all the same."""
     for field in ("name", "version", "torch", "triton", "cuda", "python", "platform"):
         ours, theirs = getattr(manifest.engine, field), engine[field]
         if ours != theirs:
             named = {"name": "engine", "version": manifest.engine.name}.get(field, field)
-            yield Reason(named, ours, theirs, Answer.MISS, f"build a wheel for {named} {theirs}, or install {ours}")
+            answer = Answer.UNSAFE if loaded and field not in LOAD_CHECKED else Answer.MISS
+            yield Reason(named, ours, theirs, answer, f"build a wheel for {named} {theirs}, or install {ours}")
+
+
+def _other_gpu(manifest: Manifest, hits: Sequence[Entry], target: Mapping[str, Any]) -> Iterator[Reason]:
+    """What differs between this GPU and those of the entries that hit, or of this GPU's name if none does."""
+    built_for = {entry.target for entry in hits}
+    named = (t for t in manifest.targets if t.device_name == target["device_name"])
+    records = [t for t in manifest.targets if t.name in built_for] or list(named)
+    for record in records:
+        for field in ("device_name", "compute_capability", "sm_count"):
+            ours, theirs = str(getattr(record, field)), str(target[field])
+            if ours != theirs:
+                why = "the key holds the GPU's name at most, kernels depend on this too"
+                yield Reason(field, ours, theirs, Answer.UNSAFE, "build a wheel for this GPU", why)
 
 
 def _unsafe(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Iterator[Reason]:
     """What differs and is in no key, so that the engine would load the wheel all the same."""
-    same_name = [t for t in manifest.targets if t.device_name == seen.target["device_name"]]
-    for target in same_name:
-        for field in ("compute_capability", "sm_count"):
-            ours, theirs = str(getattr(target, field)), str(seen.target[field])
-            if ours != theirs:
-                why = "the key holds the GPU's name only, kernels depend on this too"
-                yield Reason(field, ours, theirs, Answer.UNSAFE, "build a wheel for this GPU", why)
     ours_all = {**manifest.host_answers, **manifest.unkeyed}
-    theirs_all = {**seen.host_answers, **(seen.look_ups[0]["unkeyed"] if seen.look_ups else {})}
+    theirs_all = {**seen.host_answers, **seen.look_ups[0]["unkeyed"]}
     several = len({rank for entry in manifest.entries for rank in entry.ranks}) > 1
     for rule in rules:
         if rule.ranks_only and not several:

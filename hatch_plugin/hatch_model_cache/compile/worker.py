@@ -75,20 +75,25 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
-    adapter = engines.adapter(job["engine"])
     progress.stage("import the engine")
     record = {**job["target"], "unverified": tuple(job["target"]["unverified"]), "sources": {}}
     with pretend(targets.Target(**record), scratch=scratch) as pretence:
-        versions = adapter.versions()
-        _check_version(job, versions["version"], adapter.VERSIONS)
-        progress.stage("create the engine's configuration")
-        arguments = adapter.parse(job["serve_arguments"])
-        pretence.device.count = adapter.ranks(arguments)
-        config = adapter.create_config(arguments)
-        pretence.device.log.on_kernel = lambda kernel: progress.tell(kernel=kernel.name)
-        task = {"compile": _compile, "look-up": _look_up}[job["task"]]
-        result = task(adapter, pretence, config, job, progress)
-        return {"engine": versions, "host_answers": adapter.host_answers(), **result}
+        return perform(job, pretence, progress)
+
+
+def perform(job: Mapping[str, Any], pretence: Pretence, progress: Progress) -> dict[str, Any]:
+    """Do what `job` says, as `run` does, in a process that pretends already."""
+    adapter = engines.adapter(job["engine"])
+    versions = adapter.versions()
+    _check_version(job, versions["version"], adapter.VERSIONS)
+    progress.stage("create the engine's configuration")
+    arguments = adapter.parse(job["serve_arguments"])
+    pretence.device.count = adapter.ranks(arguments)
+    config = adapter.create_config(arguments)
+    pretence.device.log.on_kernel = lambda kernel: progress.tell(kernel=kernel.name)
+    task = {"compile": _compile, "look-up": _look_up}[job["task"]]
+    result = task(adapter, pretence, config, job, progress)
+    return {"engine": versions, "host_answers": adapter.host_answers(), **result}
 
 
 def _check_version(job: Mapping[str, Any], installed: str, known: Collection[str]) -> None:
@@ -127,4 +132,8 @@ def _look_up(
     adapter: ModuleType, pretence: Pretence, config: Any, _: Mapping[str, Any], progress: Progress
 ) -> dict[str, Any]:
     looked_up = adapter.look_up_keys(pretence, config, progress.stage)
-    return {"look_ups": [asdict(look_up) for look_up in looked_up], "flags": adapter.flags()}
+    return {
+        "look_ups": [asdict(look_up) for look_up in looked_up],
+        "why_nothing": None if looked_up else adapter.why_nothing(config),
+        "flags": adapter.flags(),
+    }

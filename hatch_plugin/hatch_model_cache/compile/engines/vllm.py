@@ -6,15 +6,14 @@ Everything here that names a vLLM function was checked on the versions in `VERSI
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hatch_model_cache.compile.pretend import Pretence, parameters
+from hatch_model_cache.compile.pretend import Pretence
 
-from . import vllm_host, vllm_keys, vllm_rules
+from . import vllm_host, vllm_keys, vllm_rules, vllm_stops
 
 VERSIONS = frozenset({"0.33.0"})
 """vLLM versions this adapter was checked on."""
@@ -30,10 +29,6 @@ _WORLD = (
     ("--prefill-context-parallel-size", "-pcp"),
 )
 _DATA = ("--data-parallel-size", "-dp")
-
-
-class CompilationDone(BaseException):
-    """Ends the engine's start-up once every compiled model is saved. Not an Exception: the engine must not catch it."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +195,8 @@ def compile_rank(
             compiled.unkeyed = vllm_host.unkeyed(model.vllm_config)
 
     compiled.models = _start(pretence, config, rank, look_up, on_stage)
+    if not compiled.models:
+        raise RuntimeError("the engine compiles nothing; is torch.compile off in the serve arguments?")
     compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
     return compiled
 
@@ -207,7 +204,8 @@ def compile_rank(
 def look_up_keys(pretence: Pretence, config: Any, on_stage: Callable[[str], None]) -> list[LookUp]:
     """What the engine would look for if it were started with this configuration, computed by itself.
 
-    Starts the engine core as `compile_rank` does and ends it after its last look-up; compiles nothing.
+    Starts the engine core as `compile_rank` does and ends it after its last look-up; compiles nothing. Empty if the
+    engine looks for nothing (`why_nothing`).
     """
     looked_up: list[LookUp] = []
 
@@ -217,8 +215,20 @@ def look_up_keys(pretence: Pretence, config: Any, on_stage: Callable[[str], None
         looked_up.append(LookUp(model._compile_tag, key, factors, vllm_host.unkeyed(model.vllm_config)))
         return object()  # found, as far as the engine can tell; it ends before it would be called
 
-    _start(pretence, config, 0, look_up, on_stage)
+    _start(pretence, config, 0, look_up, on_stage, compile_too=False)
     return looked_up
+
+
+def why_nothing(config: Any) -> str:
+    """Why an engine with this configuration looks for no AOT artifact."""
+    import vllm.envs as envs
+
+    if envs.VLLM_DISABLE_COMPILE_CACHE:
+        return "VLLM_DISABLE_COMPILE_CACHE is set: the engine looks for no cache"
+    if not envs.VLLM_USE_AOT_COMPILE:
+        return "VLLM_USE_AOT_COMPILE is off: the engine looks for no AOT artifact"
+    mode = getattr(config.compilation_config.mode, "name", "unknown")
+    return f"the engine looks for no AOT artifact with these arguments (compilation mode {mode})"
 
 
 def _start(
@@ -227,21 +237,30 @@ def _start(
     rank: int,
     look_up: Callable[[Any, str], Any],
     on_stage: Callable[[str], None],
+    *,
+    compile_too: bool = True,
 ) -> int:
-    """Start the engine core as one rank until its last model is called; how many models it compiles."""
+    """Start the engine core as one rank until its last model is called; how many models it compiles.
+
+    Args:
+        compile_too: if false, the engine is ended where it would compile, as it is where it would run.
+    """
     from vllm.v1.engine.core import EngineCore
 
     pretence.before_worker()
-    models = stop_at_first_call(pretence, look_up, on_stage)
+    models = vllm_stops.stop_at_first_call(pretence, look_up, on_stage)
+    vllm_stops.stop_without_models(pretence, models)
+    if not compile_too:
+        vllm_stops.stop_before_compile(pretence)
     if pretence.device.count > 1:
         config.parallel_config.distributed_executor_backend = "uni"  # not in the key
     on_stage("build the model")
     try:
         with pretence.mode:
             EngineCore(config, _executor(rank), log_stats=False)
-    except CompilationDone:
+    except vllm_stops.CompilationDone:
         return len(models)
-    raise RuntimeError("the engine started without compiling a model; is torch.compile off in the serve arguments?")
+    raise RuntimeError("the engine started without compiling a model")
 
 
 def flags() -> dict[str, str]:
@@ -264,85 +283,6 @@ def _executor(rank: int) -> type:
             return method, rank, rank
 
     return OneRank
-
-
-def stop_at_first_call(
-    pretence: Pretence, look_up: Callable[[Any, str], Any], on_stage: Callable[[str], None]
-) -> set[int]:
-    """Let the engine look up, trace and save its compiled models as always, and end it where it would run the last one.
-
-    The three moments are hooked because a dispatch mode is active around them that Dynamo and pickle must not see, and
-    because nothing can run.
-
-    Args:
-        pretence: holds the patches.
-        look_up: stands in for ``vllm.compilation.decorators._try_load_aot_compiled_fn``; is called outside the mode.
-        on_stage: told what happens now.
-
-    Returns:
-        the ids of the modules that the engine will compile, filled while it builds the model. Not its counter
-        ``num_models_seen``, which counts a class and a decorated base class of it twice.
-    """
-    import vllm.compilation.decorators as decorators
-    import vllm.compilation.wrapper as wrapper
-
-    models: set[int] = set()
-    initialize = wrapper.TorchCompileWithNoGuardsWrapper.__init__
-
-    def noted_initialize(self: Any, *args: Any, **kwargs: Any) -> None:
-        models.add(id(self))
-        initialize(self, *args, **kwargs)
-
-    ready = 0
-
-    class NeverRun:
-        """A compiled model that saves itself and ends the engine when it is the last one called."""
-
-        def __init__(self, function: Any) -> None:
-            nonlocal ready
-            ready += 1
-            self.function = function
-
-        def save_compiled_function(self, path: str) -> None:
-            on_stage("save")
-            with outside_modes():
-                self.function.save_compiled_function(path)
-
-        def __call__(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            if ready >= len(models):
-                raise CompilationDone
-            return model.forward(*args, **kwargs)
-
-    def hooked_look_up(model: Any, path: str) -> NeverRun | None:
-        with outside_modes():
-            loaded = look_up(model, path)
-        return None if loaded is None else NeverRun(loaded)
-
-    trace = wrapper.TorchCompileWithNoGuardsWrapper.aot_compile
-
-    def trace_outside_modes(self: Any, *args: Any, **kwargs: Any) -> NeverRun:
-        on_stage(f"trace {self._compile_tag}")
-        parameters.demote(self)
-        with outside_modes():
-            return NeverRun(trace(self, *args, **kwargs))
-
-    why = "Dynamo and pickle must not see the pretence's dispatch mode, and nothing can run"
-    for owner, name, value in (
-        (decorators, "_try_load_aot_compiled_fn", hooked_look_up),
-        (wrapper.TorchCompileWithNoGuardsWrapper, "aot_compile", trace_outside_modes),
-        (wrapper.TorchCompileWithNoGuardsWrapper, "__init__", noted_initialize),
-    ):
-        pretence.patches.set(owner, name, value, why=why, checked="vllm 0.33.0")
-    return models
-
-
-@contextmanager
-def outside_modes() -> Iterator[None]:
-    """Leave the pretence's dispatch mode for a while."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():
-        yield
 
 
 def versions() -> dict[str, str]:

@@ -96,7 +96,7 @@ def _wrap(module: ModuleType, pretence: Any, report: Path) -> None:
     def start_and_report(self: Any, *args: Any, **kwargs: Any) -> None:
         import vllm.compilation.decorators as decorators
 
-        from hatch_model_cache.compile.engines import vllm as adapter
+        from hatch_model_cache.compile.engines import vllm_stops
 
         begun = time.monotonic()
         stages: list[tuple[str, float]] = []
@@ -113,12 +113,12 @@ def _wrap(module: ModuleType, pretence: Any, report: Path) -> None:
         error = None
         try:
             pretence.before_worker()
-            adapter.stop_at_first_call(
+            vllm_stops.stop_at_first_call(
                 pretence, timed_look_up, lambda name: stages.append((name, round(time.monotonic() - begun, 2)))
             )
             with pretence.mode:
                 start(self, *args, **kwargs)
-        except adapter.CompilationDone:
+        except vllm_stops.CompilationDone:
             pass
         except BaseException as failure:
             error = f"{type(failure).__name__}: {failure}"
