@@ -154,6 +154,9 @@ def _add_inspect(commands: _Commands) -> None:
     more = "Its manifest and its list\nof files are checked, their contents are not (that is `verify`)."
     parser = _add(commands, "inspect", "show what a wheel holds and how it was built", more)
     parser.add_argument("wheel", metavar="NAME|WHEEL", help="an installed wheel's name, or the path of a .whl file")
+    parser.add_argument(
+        "--pickles", action="store_true", help="list what its pickles would import, without unpickling them"
+    )
 
 
 def _add_verify(commands: _Commands) -> None:

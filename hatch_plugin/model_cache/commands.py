@@ -48,6 +48,7 @@ def run_list(_: Namespace) -> Result:
 
 def run_inspect(options: Namespace) -> Result:
     """`model-cache inspect NAME|WHEEL`."""
+    from model_cache import contents
     from model_cache.description import describe
     from model_cache.lookup import open_payload
     from model_cache.trust import Trust
@@ -55,13 +56,18 @@ def run_inspect(options: Namespace) -> Result:
 
     with open_payload(options.wheel) as payload:
         found = read_manifest(payload, Trust.of_this_host().lenient())
-    data = {
+        looked = [*contents.look(payload, found.manifest)] if options.pickles else []
+    data: dict[str, Any] = {
         "manifest": found.manifest.as_dict(),
         "manifest_sha256": found.manifest_sha256,
         "origin": found.origin.as_dict(),
     }
     origin = found.origin.text.replace("intact, ", "")  # the contents were not looked at
     lines = [*describe(found.manifest), f"  origin     {origin}"]
+    if options.pickles:
+        data["pickles"] = [contents.as_dict(one) for one in looked]
+        lines.append("  pickles would import (read, never unpickled; ! is not in the list of what the engine needs):")
+        lines += [line for one in looked for line in contents.describe(one, found.manifest.engine.name)]
     return Result(data, [printable(line) for line in lines])
 
 

@@ -143,14 +143,23 @@ _ORDER = ("trusted", "revoked", "expired", "unchecked", "unknown-key")
 """Which of several signatures speaks for the wheel: a good one wins, and nothing else hides a revoked one."""
 
 
+_ACTED_ON = frozenset({"METADATA", "entry_points.txt"})
+
+
 def _check_dist_info(payload: Payload, one: Signature, name: str) -> None:
     """The small files that the manifest does not cover, as signed. Raises NotTrustedError."""
     from hashlib import sha256
 
-    wrong = [path for path, digest in one.dist_info.items() if sha256(payload.metadata(path)).hexdigest() != digest]
-    added = set(payload.dist_info_files() or ()) - one.dist_info.keys() - {"RECORD"}
-    wrong += [f"{path} (added)" for path in sorted(added)]
-    missing = sorted({"METADATA", "entry_points.txt"} - one.dist_info.keys())
+    names = payload.dist_info_files()
+    # An installer adds files of its own and may leave some out; these two are what it and engines act on later.
+    checked = _ACTED_ON if names is None else one.dist_info.keys()
+    wrong = [
+        name
+        for name in sorted(checked & one.dist_info.keys())
+        if sha256(payload.metadata(name)).hexdigest() != one.dist_info[name]
+    ]
+    wrong += [f"{name} (added)" for name in sorted(set(names or ()) - one.dist_info.keys() - {"RECORD"})]
+    missing = sorted(_ACTED_ON - one.dist_info.keys())
     wrong += [f"{path} (not signed)" for path in missing]
     if wrong:
         raise NotTrustedError(

@@ -14,7 +14,7 @@ from typing import IO
 
 from model_cache import manifest as manifests
 from model_cache import signature
-from model_cache.errors import DamagedError, ModelCacheError
+from model_cache.errors import DamagedError, ModelCacheError, NotTrustedError
 from model_cache.manifest import Manifest
 from model_cache.names import normalize, printable
 from model_cache.payload import Payload, entry_point
@@ -121,15 +121,31 @@ def verify(
     `deadline` passes before the end.
     """
     trust = trust or Trust.of_this_host()
+    deadline = deadline or Deadline()
     with _readable(payload):
         verified = _read_manifest(payload, trust)
-        problems = _blob_problems(payload, verified.manifest, deadline or Deadline(), progress)
+        problems = _blob_problems(payload, verified.manifest, deadline, progress)
         claims = payload.digests()
         if claims is not None:
             problems += _record_problems(payload, verified, claims)
-    if problems:
-        raise DamagedError(f"{payload.label}: does not agree with its manifest", problems[:MAX_PROBLEMS])
+        if problems:
+            raise DamagedError(f"{payload.label}: does not agree with its manifest", problems[:MAX_PROBLEMS])
+        if trust.policy == "require":
+            _require_known_pickles(payload, verified.manifest, deadline)
     return verified
+
+
+def _require_known_pickles(payload: Payload, manifest: Manifest, deadline: Deadline) -> None:
+    """Raise NotTrustedError when a pickle would import what the engine's own artifacts never need."""
+    from model_cache.contents import look
+
+    problems = [f"{one.path}: {text}" for one in look(payload, manifest, deadline.check) for text in one.problems]
+    if problems:
+        raise NotTrustedError(
+            f"{payload.label}: its pickles do what no artifact of {manifest.engine.name} does, and this host requires "
+            "more than a good hash",
+            problems[:MAX_PROBLEMS],
+        )
 
 
 def copy_hash(source: IO[bytes], write: Callable[[bytes], object], limit: int, deadline: Deadline) -> tuple[str, int]:
