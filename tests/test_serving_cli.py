@@ -109,6 +109,7 @@ def test_list(site: Path, run: Any) -> None:
         "targets": ["h100-sxm5-80gb"],
         "size": 4119,
         "problem": None,
+        "stale": [],
     }
 
 

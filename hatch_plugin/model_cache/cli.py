@@ -60,9 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from model_cache import commands
+    import importlib
 
-    result = getattr(commands, f"run_{options.command}")(options)
+    module = "upkeep" if options.command in ("gc", "rollback") else "commands"
+    result = getattr(importlib.import_module(f"model_cache.{module}"), f"run_{options.command}")(options)
     error: ModelCacheError | None = result.error
     if options.json:
         data = {**result.data, "error": error.as_dict()} if error else result.data
@@ -123,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_verify(commands)
     _add_deploy(commands)
+    _add_rollback(commands)
     _add_remove(commands)
+    _add_gc(commands)
     _add_status(commands)
     for name, text in BUILD_COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
@@ -186,14 +189,37 @@ def _add_deploy(commands: _Commands) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help=_NAMES)
     _add_root(parser)
     parser.add_argument(
-        "--assume-target",
-        metavar="TARGET",
-        help="take this host for one with that GPU instead of asking the driver (image builds; default: "
-        "MODEL_CACHE_ASSUME_TARGET); must be one of the wheel's targets",
+        "--overlay",
+        metavar="DIR",
+        help="the cache root cannot be written to: make DIR a root with links to the intact files in it, copies of "
+        "the others, and room for what the engine adds; prints the environment that says so",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, say what would be done, write nothing"
+    _add_assumed(parser)
+    _add_dry_run(parser)
+    _add_quiet(parser)
+
+
+def _add_rollback(commands: _Commands) -> None:
+    more = (
+        "Every upgrade or\ndowngrade keeps the one version before; it comes back verified, and the present one is kept "
+        "in its turn. Engine\nstarts then leave the version alone that was rolled back from, until a deploy by name."
     )
+    parser = _add(commands, "rollback", "bring the version back that was deployed before", more)
+    parser.add_argument("names", metavar="NAME", nargs="+", help="names of deployed wheels")
+    _add_root(parser)
+    _add_assumed(parser)
+    _add_dry_run(parser)
+    _add_quiet(parser)
+
+
+def _add_gc(commands: _Commands) -> None:
+    more = (
+        "Gone: not installed any\nmore. Stale: built for another engine, torch, Triton or Python than is installed. "
+        "Files that the\nengine has added are named and stay; what killed deploys left is deleted."
+    )
+    parser = _add(commands, "gc", "remove from a cache root what belongs to wheels that are gone or stale", more)
+    _add_root(parser)
+    _add_dry_run(parser)
     _add_quiet(parser)
 
 
@@ -220,6 +246,21 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
         "--root",
         metavar="DIR",
         help="the engine's cache root (default: VLLM_CACHE_ROOT, else XDG_CACHE_HOME/vllm, else ~/.cache/vllm)",
+    )
+
+
+def _add_assumed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--assume-target",
+        metavar="TARGET",
+        help="take this host for one with that GPU instead of asking the driver (image builds; default: "
+        "MODEL_CACHE_ASSUME_TARGET); must be one of the wheel's targets",
+    )
+
+
+def _add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, say what would be done, write nothing"
     )
 
 

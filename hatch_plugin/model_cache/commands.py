@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -31,9 +32,9 @@ class Result(NamedTuple):
 
 def run_list(_: Namespace) -> Result:
     """`model-cache list`."""
-    from model_cache.summary import summarize
+    from model_cache.summary import Summarizer
 
-    wheels = [summarize(wheel) for wheel in scan().wheels]
+    wheels = [*map(Summarizer().summarize, scan().wheels)]
     if not wheels:
         return Result({"wheels": []}, [_NONE_INSTALLED])
     rows = [("NAME", "VERSION", "MODEL", "ENGINE", "TARGETS", "SIZE")]
@@ -43,7 +44,8 @@ def run_list(_: Namespace) -> Result:
         else:
             targets = ", ".join(wheel.targets)
             rows.append((wheel.name, wheel.version, wheel.model, wheel.engine, targets, _human(wheel.size)))
-    return Result({"wheels": [wheel.as_dict() for wheel in wheels]}, _table(rows))
+    stale = [f"stale: {printable(wheel.name)}: {printable('; '.join(wheel.stale))}" for wheel in wheels if wheel.stale]
+    return Result({"wheels": [wheel.as_dict() for wheel in wheels]}, [*_table(rows), *stale])
 
 
 def run_inspect(options: Namespace) -> Result:
@@ -106,7 +108,7 @@ def run_verify(options: Namespace) -> Result:
             row |= {"status": error.kind, "problems": [error.message, *error.problems]}
             errors.append(error)
         rows.append(row)
-    return Result({"wheels": rows}, _unless_quiet(options, lines), _joined(errors))
+    return Result({"wheels": rows}, unless_quiet(options, lines), joined(errors))
 
 
 def _verify_deployed(name: str, root_path: str) -> int:
@@ -138,7 +140,8 @@ def run_deploy(options: Namespace) -> Result:
     from model_cache.host import ASSUME_TARGET
     from model_cache.lookup import installed
 
-    root = location.cache_root(options.root)
+    base = location.cache_root(options.root)
+    root = location.cache_root(options.overlay) if options.overlay else base
     assumed = options.assume_target or os.environ.get(ASSUME_TARGET) or None
     names = [installed(name).name for name in options.names] or sorted({wheel.name for wheel in scan().wheels})
     if not names:
@@ -149,10 +152,10 @@ def run_deploy(options: Namespace) -> Result:
     errors: list[ModelCacheError] = []
     for name in dict.fromkeys(names):
         try:
-            outcome, origin = _deploy_one(name, root, assumed, hosts, options)
+            outcome, origin = _deploy_one(name, root, base if options.overlay else None, assumed, hosts, options)
             done = "deployed" if outcome.changed else "unchanged"
-            rows.append({**_outcome_data(outcome), "outcome": done, "origin": origin.as_dict()})
-            lines += [*_outcome_lines(outcome, root), f"  {origin.text}"]
+            rows.append({**outcome_data(outcome), "outcome": done, "origin": origin.as_dict()})
+            lines += [*outcome_lines(outcome, root), f"  {origin.text}"]
         except ModelCacheError as error:
             row = {"name": name, "outcome": error.kind, "problems": [error.message, *error.problems]}
             rows.append({**row, "differences": _differences(error)} if isinstance(error, MismatchError) else row)
@@ -162,11 +165,17 @@ def run_deploy(options: Namespace) -> Result:
         refused = [error for error in errors if isinstance(error, MismatchError)]
         lines += [printable(line) for error in refused for line in str(error).splitlines()]
         errors = [error for error in errors if error not in refused]
-    return Result({"root": root, "wheels": rows}, _unless_quiet(options, lines), _joined(errors))
+    result = Result({"root": root, "wheels": rows}, unless_quiet(options, lines), joined(errors))
+    if not options.overlay:
+        return result
+    # The answer is how to start the engine, so `--quiet` prints it too.
+    environment = {"VLLM_CACHE_ROOT": root}
+    shown = [f"{key}={shlex.quote(value)}" for key, value in environment.items()] if not result.error else []
+    return Result({**result.data, "environment": environment}, [*result.lines, *shown], result.error)
 
 
 def _deploy_one(
-    name: str, root: str, assumed: str | None, hosts: dict[str, Host], options: Namespace
+    name: str, root: str, base: str | None, assumed: str | None, hosts: dict[str, Host], options: Namespace
 ) -> tuple[Outcome, Origin]:
     from model_cache.deploy import deploy
     from model_cache.host import read_host
@@ -180,10 +189,20 @@ def _deploy_one(
         if engine not in hosts:
             hosts[engine] = read_host(engine, assumed)
         progress = _progress(options, f"deploy {payload.label}")
-        return deploy(payload, root, hosts[engine], dry_run=options.dry_run, progress=progress), known.origin
+        outcome = deploy(
+            payload,
+            root,
+            hosts[engine],
+            dry_run=options.dry_run,
+            hold=not options.names,
+            base_path=base,
+            progress=progress,
+        )
+        return outcome, known.origin
 
 
-def _outcome_data(outcome: Outcome) -> dict[str, Any]:
+def outcome_data(outcome: Outcome) -> dict[str, Any]:
+    """What a deploy or rollback did, for `--json`."""
     return {
         "name": outcome.name,
         "version": outcome.version,
@@ -193,10 +212,13 @@ def _outcome_data(outcome: Outcome) -> dict[str, Any]:
         "removed": [*outcome.removed],
         "left": [*outcome.left],
         "dry_run": outcome.dry_run,
+        "previous": outcome.previous,
+        "notes": [*outcome.notes],
     }
 
 
-def _outcome_lines(outcome: Outcome, root: str) -> Sequence[str]:
+def outcome_lines(outcome: Outcome, root: str) -> Sequence[str]:
+    """What a deploy or rollback did, for people."""
     label = f"{outcome.name} {outcome.version}"
     would = "would be " if outcome.dry_run else ""
     lines = []
@@ -209,6 +231,9 @@ def _outcome_lines(outcome: Outcome, root: str) -> Sequence[str]:
         lines += [f"  {entry.directory} {entry.note}" for entry in entries if entry.note]
     lines += [f"{would}removed, of another version: {directory}" for directory in outcome.removed]
     lines += [f"  left, not ours: {printable(path)}" for path in outcome.left]
+    if outcome.previous and outcome.changed:
+        lines.append(f"  kept for `model-cache rollback {outcome.name}`: {outcome.previous}")
+    lines += [f"  note: {printable(note)}" for note in outcome.notes]
     return lines
 
 
@@ -258,10 +283,10 @@ def run_remove(options: Namespace) -> Result:
         lines += [f"  left, was there before: {directory}" for directory in done.kept]
         if name in still_installed:
             lines.append(f"  {name} is still installed: the next engine start deploys it again; pip uninstall it")
-    return Result({"root": root, "wheels": rows}, _unless_quiet(options, lines), _joined(errors))
+    return Result({"root": root, "wheels": rows}, unless_quiet(options, lines), joined(errors))
 
 
-def _joined(errors: Sequence[ModelCacheError]) -> ModelCacheError | None:
+def joined(errors: Sequence[ModelCacheError]) -> ModelCacheError | None:
     """One error for all: its kind is that of the worst (damage before refusal before absence before the rest)."""
     if len(errors) < 2:
         return errors[0] if errors else None
@@ -271,7 +296,8 @@ def _joined(errors: Sequence[ModelCacheError]) -> ModelCacheError | None:
     return kinds.get(worst.exit_code, ModelCacheError)(f"{len(errors)} wheels failed", problems)
 
 
-def _unless_quiet(options: Namespace, lines: Sequence[str]) -> Sequence[str]:
+def unless_quiet(options: Namespace, lines: Sequence[str]) -> Sequence[str]:
+    """`lines`, or none with `--quiet`."""
     return [] if options.quiet else lines
 
 

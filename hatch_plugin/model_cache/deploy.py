@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,10 +148,8 @@ def _read_only(root_path: str, verified: Verified, targets: tuple[str, ...], dea
             old = state.load(root, verified.manifest.name)
             steps = plan.make(root, verified.manifest, all_targets(old, verified, targets), old, deadline)
             if any(step.writes for step in steps) or old is None:
-                raise ModelCacheError(
-                    f"{root_path} cannot be written to (read-only, or permission denied for this user); give another "
-                    "place with --root or VLLM_CACHE_ROOT"
-                )
+                mounted = place.is_mounted_read_only(root.descriptor)
+                raise files.failure("cannot write to", root_path, OSError(errno.EROFS if mounted else errno.EACCES, ""))
             entries = tuple(step.outcome for step in steps)
             manifest = verified.manifest
             return Outcome(manifest.name, manifest.version, targets, entries, notes=(f"{root_path} {READ_ONLY}",))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from model_cache.errors import MismatchError
 from model_cache.host import Gpu, Host
-from model_cache.manifest import Manifest, TargetRecord
+from model_cache.manifest import Engine, Manifest, TargetRecord
 
 GPU_FIELDS = ("device_name", "compute_capability", "sm_count")
 """What must be equal. The engine's key holds only the name; code depends on the other two as well."""
@@ -36,9 +36,19 @@ class Fit:
         return not self.differences
 
 
+def outdated(engine: Engine, host: Host) -> list[Difference]:
+    """Why a wheel for `engine` is stale: its engine, torch, CUDA, Triton or Python was replaced by what is here.
+
+    Empty when there is no such engine here at all.
+    """
+    if not host.engine_version or engine.name != host.engine:
+        return []
+    return [difference for difference in _version_differences(engine, host) if difference.field != "platform"]
+
+
 def compare(manifest: Manifest, host: Host) -> Fit:
     """Compare all that matters at once; nothing is read or asked for here."""
-    differences = list(_version_differences(manifest, host))
+    differences = _version_differences(manifest.engine, host)
     if host.assumed is not None:
         targets, found = _assumed(manifest, host.assumed)
     else:
@@ -47,8 +57,7 @@ def compare(manifest: Manifest, host: Host) -> Fit:
     return Fit(() if differences + found else targets, tuple(dict.fromkeys(differences + found)))
 
 
-def _version_differences(manifest: Manifest, host: Host) -> list[Difference]:
-    wheel = manifest.engine
+def _version_differences(wheel: Engine, host: Host) -> list[Difference]:
     pairs = [
         ("engine", wheel.name, host.engine),
         (wheel.name, wheel.version, host.engine_version),

@@ -95,6 +95,11 @@ def read_host(engine: str, assume_target: str | None = None, timeout: float | No
     )
 
 
+def read_versions(engine: str) -> Host:
+    """As `read_host`, without asking for GPUs: what is installed here."""
+    return read_host(engine, "none")
+
+
 def probe_gpus(timeout: float | None = None) -> Gpus:
     """The visible GPUs (CUDA_VISIBLE_DEVICES counts, as the driver reads it), asked in a process of its own.
 

@@ -148,9 +148,12 @@ def _moved(old: int, new: int) -> int:
 
 def is_read_only(root: int) -> bool:
     """Whether this process cannot write to an open directory: mounted read-only, or somebody else's."""
-    if os.fstatvfs(root).f_flag & os.ST_RDONLY:
-        return True
-    return not os.access(".", os.W_OK | os.X_OK, dir_fd=root, effective_ids=True)
+    return is_mounted_read_only(root) or not os.access(".", os.W_OK | os.X_OK, dir_fd=root, effective_ids=True)
+
+
+def is_mounted_read_only(root: int) -> bool:
+    """Whether nobody can write below an open directory."""
+    return bool(os.fstatvfs(root).f_flag & os.ST_RDONLY)
 
 
 def is_noexec(root: int) -> bool:

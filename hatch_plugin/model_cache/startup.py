@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from model_cache import files, stamp, state
+from model_cache import files, fit, stamp, state
 from model_cache.deploy import Outcome, deploy
 from model_cache.discovery import Installed
 from model_cache.errors import MismatchError, ModelCacheError
@@ -17,8 +18,12 @@ from model_cache.payload import InstalledPayload
 from model_cache.root import STAMPS, Root, temporary_name
 from model_cache.verify import Deadline, DeadlineError, read_manifest
 
-SECONDS = 10.0
-"""An engine's start is never held up for longer."""
+SECONDS = 9.0
+"""After this the work stops by itself."""
+
+GRACE = 1.0
+"""After this much more the engine's start goes on without waiting: a disk that does not answer holds a thread up, not
+the engine."""
 
 ENGINE = "vllm"
 
@@ -33,6 +38,44 @@ def deploy_installed(
     wheels: Sequence[Installed], root_path: str, identity: str, say: Say, seconds: float = SECONDS
 ) -> None:
     """Deploy each of `wheels` that is for vLLM and fits; say what happened, one line each; stamp the result.
+
+    Returns after at most `seconds` and GRACE, whatever the disk does. Raises what went wrong unexpectedly.
+    """
+    voice = _Voice(say)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _deploy_installed(wheels, root_path, identity, voice, seconds)
+        except BaseException as error:
+            failures.append(error)
+
+    worker = threading.Thread(target=work, name="model-cache", daemon=True)
+    worker.start()
+    try:
+        worker.join(seconds + GRACE)
+    finally:
+        voice.muted = True
+    if failures:
+        raise failures[0]
+    if worker.is_alive():
+        say(f"gave up after {seconds + GRACE:g} s: {root_path} or a wheel's disk does not answer", alarm=True)
+
+
+class _Voice:
+    """Says lines until it is muted: a worker that wakes up late has nothing to say any more."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self.muted = False
+
+    def __call__(self, message: str, *, alarm: bool = False) -> None:
+        if not self.muted:
+            self._say(message, alarm=alarm)
+
+
+def _deploy_installed(wheels: Sequence[Installed], root_path: str, identity: str, say: Say, seconds: float) -> None:
+    """See `deploy_installed`.
 
     A failure that may pass (a full disk, a damaged wheel, a mute driver, no time) is not stamped, so the next start
     tries again.
@@ -51,11 +94,16 @@ def deploy_installed(
                 if known.manifest.engine.name != ENGINE:
                     continue
                 host = host or read_host(ENGINE, os.environ.get(ASSUME_TARGET) or None, deadline.remaining())
-                outcome = deploy(payload, root_path, host, quick=True, deadline=deadline)
+                if outdated := fit.outdated(known.manifest.engine, host):
+                    # Not stamped as a message: said once is enough.
+                    differences = "; ".join(map(str, outdated))
+                    say(f"{payload.label} is stale: {differences}; `model-cache gc` removes it", alarm=True)
+                    continue
+                outcome = deploy(payload, root_path, host, quick=True, hold=True, deadline=deadline)
             _report(outcome, known.origin.text, say)
         except MismatchError as error:
             settled = settled and not (host and host.gpus.failed)
-            messages.append(f"{error.message}: {'; '.join(error.problems)}")
+            messages.append(": ".join(filter(None, [error.message, "; ".join(error.problems)])))
             say(messages[-1], alarm=True)
         except DeadlineError:
             say(f"{wheel.name}: gave up after {seconds:g} s, the engine starts with what is there", alarm=True)
@@ -84,6 +132,8 @@ def _report(outcome: Outcome, origin: str, say: Say) -> None:
         say(f"{label}: left alone what was there: {', '.join(entry.directory for entry in kept)}")
     if outcome.left:
         say(f"{label}: the version before is gone; files that are not ours stay: {', '.join(outcome.left[:5])}")
+    for note in outcome.notes:
+        say(f"{label}: {note}", alarm=True)
 
 
 def _deployed_lines(root_path: str, name: str) -> list[str]:

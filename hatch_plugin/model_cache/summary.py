@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
+from model_cache import fit
 from model_cache.discovery import Installed
 from model_cache.errors import ModelCacheError
+from model_cache.host import Host, read_versions
+from model_cache.manifest import Engine
 from model_cache.payload import InstalledPayload
 
 MAX_BYTES = 16 * 1024 * 1024
 
 
 class Summary(NamedTuple):
-    """One installed wheel as its manifest describes it. problem: why it could not be read, else None."""
+    """One installed wheel as its manifest describes it.
+
+    problem: why it could not be read, else None. stale: what has been replaced here since it was built.
+    """
 
     name: str
     version: str
@@ -23,28 +29,43 @@ class Summary(NamedTuple):
     targets: tuple[str, ...] = ()
     size: int = 0
     problem: str | None = None
+    stale: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        return {**self._asdict(), "targets": list(self.targets)}
+        return {**self._asdict(), "targets": list(self.targets), "stale": list(self.stale)}
 
 
-def summarize(wheel: Installed) -> Summary:
-    """Read the few fields that a list shows; whatever is wrong becomes `problem`."""
-    try:
-        with InstalledPayload(wheel) as payload:
-            document = json.loads(payload.read("manifest.json", MAX_BYTES))
-        blobs = {f["sha256"]: f["size"] for entry in document["entries"] for f in entry["files"]}
-        return Summary(
-            name=wheel.name,
-            version=wheel.version,
-            location=wheel.site,
-            model=str(document["model"]["id"]),
-            engine=f"{document['engine']['name']} {document['engine']['version']}",
-            targets=tuple(str(target["name"]) for target in document["targets"]),
-            size=sum(int(size) for size in blobs.values()),
-        )
-    except ModelCacheError as error:
-        problem = error.message
-    except (ValueError, KeyError, TypeError, RecursionError):
-        problem = "its manifest cannot be read"
-    return Summary(wheel.name, wheel.version, wheel.site, problem=problem)
+class Summarizer:
+    """Reads the few fields that a list shows; what is installed beside the wheels is looked up once per engine."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, Host] = {}
+
+    def stale(self, document: dict[str, object]) -> tuple[str, ...]:
+        """See `Summary.stale`. Raises KeyError, TypeError for a manifest of another form."""
+        engine = Engine(**document["engine"])  # type: ignore[arg-type]
+        if engine.name not in self._hosts:
+            self._hosts[engine.name] = read_versions(engine.name)
+        return tuple(str(difference) for difference in fit.outdated(engine, self._hosts[engine.name]))
+
+    def summarize(self, wheel: Installed) -> Summary:
+        """Look at one installed wheel; whatever is wrong becomes `problem`."""
+        try:
+            with InstalledPayload(wheel) as payload:
+                document = json.loads(payload.read("manifest.json", MAX_BYTES))
+            blobs = {f["sha256"]: f["size"] for entry in document["entries"] for f in entry["files"]}
+            return Summary(
+                name=wheel.name,
+                version=wheel.version,
+                location=wheel.site,
+                model=str(document["model"]["id"]),
+                engine=f"{document['engine']['name']} {document['engine']['version']}",
+                targets=tuple(str(target["name"]) for target in document["targets"]),
+                size=sum(int(size) for size in blobs.values()),
+                stale=self.stale(document),
+            )
+        except ModelCacheError as error:
+            problem = error.message
+        except (ValueError, KeyError, TypeError, RecursionError):
+            problem = "its manifest cannot be read"
+        return Summary(wheel.name, wheel.version, wheel.site, problem=problem)

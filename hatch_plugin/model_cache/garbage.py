@@ -1,0 +1,84 @@
+"""What a cache root holds of wheels that are gone from this host or that nothing here can load any more."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+
+from model_cache import files, fit, kept, leftovers, state
+from model_cache.discovery import Installed, scan
+from model_cache.errors import ModelCacheError
+from model_cache.host import Host, read_versions
+from model_cache.names import RESERVED, data_package
+from model_cache.payload import InstalledPayload
+from model_cache.removal import Removal, remove
+from model_cache.root import KEPT, Root
+from model_cache.state import State
+from model_cache.verify import Deadline, read_manifest
+
+
+@dataclass(frozen=True)
+class Collected:
+    """One wheel whose files are removed, or would be. reason: why, in words; removal: None in a dry run."""
+
+    name: str
+    version: str
+    reason: str
+    entries: tuple[str, ...]
+    bytes: int
+    removal: Removal | None = None
+
+
+def collect(root_path: str, *, dry_run: bool = False) -> tuple[tuple[Collected, ...], int]:
+    """Remove what the root holds of wheels that are gone or stale; those, and how many leftovers were deleted.
+
+    Gone: installed neither here nor where it was deployed from. Stale: built for another engine, torch, Triton or
+    Python than is installed here. Raises NotFoundError without such a root, ModelCacheError when it cannot be changed.
+    """
+    found: list[Collected] = []
+    hosts: dict[str, Host] = {}
+    wheels = {wheel.name: wheel for wheel in scan().wheels}
+    with files.system_errors(root_path), Root.open(root_path, judge=not dry_run) as root:
+        states = [one for name in state.names(root) if (one := state.load(root, name))]
+    for one in states:
+        if reason := _reason(one, wheels.get(one.name), hosts):
+            removal = None if dry_run else remove(one.name, root_path)
+            size = sum(file.size for entry in one.ours() for file in entry.files if not file.link)
+            entries = tuple(entry.directory for entry in one.ours())
+            found.append(Collected(one.name, one.version, reason, entries, size, removal))
+    return tuple(found), 0 if dry_run else _sweep(root_path)
+
+
+def _reason(found: State, wheel: Installed | None, hosts: dict[str, Host]) -> str | None:
+    if wheel is None:
+        package = data_package(found.name)
+        if found.site and os.path.isdir(f"{found.site}/{package}"):  # noqa: PTH112
+            return None
+        return "gone: the wheel is not installed any more"
+    try:
+        with InstalledPayload(wheel) as payload:
+            engine = read_manifest(payload).manifest.engine
+    except ModelCacheError:
+        return None  # damaged or not trusted: no reason to take away what was verified once
+    if engine.name not in hosts:
+        hosts[engine.name] = read_versions(engine.name)
+    outdated = fit.outdated(engine, hosts[engine.name])
+    return f"stale: {'; '.join(map(str, outdated))}" if outdated else None
+
+
+def _sweep(root_path: str) -> int:
+    """Delete what killed deploys have left, and kept versions of wheels that are not deployed; how many things."""
+    with files.system_errors(root_path), Root.open(root_path, judge=True) as root:
+        names = state.names(root)
+        if not names and RESERVED not in os.listdir(root.descriptor):
+            return 0
+        with root.lock(Deadline()):
+            names = state.names(root)
+            states = [one for name in names if (one := state.load(root, name))]
+            count = leftovers.clean(root, [entry for one in states for entry in one.ours()])
+            with suppress(FileNotFoundError), files.opened(root.descriptor, f"{RESERVED}/{KEPT}") as directory:
+                for name in sorted(set(os.listdir(directory)) - set(names)):
+                    count += kept.drop(root, name)
+            root.prune()
+            return count
