@@ -10,7 +10,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from factories import (
     Contents,
     expected_files,
     files_of,
+    folder_in_memory,
     make_gpu,
     make_host,
     make_site,
@@ -65,13 +65,8 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """In memory where possible: thousands of deploys that wait for a disk at each fsync would take minutes."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path / "root"
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder) / "root"
+    with folder_in_memory(tmp_path) as folder:
+        yield folder / "root"
 
 
 def test_on_a_disk(site: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def switch(root: Root, wanted: Wanted, deadline: Deadline) -> Outcome:
         _check_space(root, intent.name, steps)
         # While the same directories are only being mended, the state on disk stays valid.
         mending = done and old is not None and _directories(old) == _directories(intent)
-        steps, intent = _write(root, wanted, steps, intent, None if mending else old, deadline, mending=mending)
+        steps, intent = _write(root, wanted, steps, intent, old, deadline, mending=mending)
     result, removed, left = _settle(root, intent, steps, deadline)
     return Outcome(
         name=manifest.name,

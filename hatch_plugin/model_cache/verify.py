@@ -210,6 +210,9 @@ def _listing_problems(files: dict[str, int], manifest: Manifest, *, partial: boo
 def _blob_problems(payload: Payload, manifest: Manifest, deadline: Deadline, progress: Progress | None) -> list[str]:
     problems = []
     blobs = manifest.blobs()
+    if payload.partial:
+        there = payload.files()
+        blobs = {digest: size for digest, size in blobs.items() if blob_path(digest) in there}
     total, done = sum(blobs.values()), 0
     names = {file.sha256: f"{entry.directory}/{file.path}" for entry in manifest.entries for file in entry.files}
     for digest, size in sorted(blobs.items()):
