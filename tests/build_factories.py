@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,11 @@ def make_project(directory: Path, table: Mapping[str, Any] = TABLE, **options: A
 
 
 def blob(seed: str, size: int = 3000) -> bytes:
-    """Synthetic bytes that do not compress to nothing, the same for the same seed."""
+    """A pickle of synthetic bytes that do not compress to nothing, the same for the same seed."""
     out = b""
     while len(out) < size:
         out += hashlib.sha256(f"{seed}{len(out)}".encode()).digest()
-    return out[:size]
+    return pickle.dumps(out[: 2 * size - len(pickle.dumps(out[:size]))])
 
 
 def document(

@@ -317,7 +317,7 @@ def watch(**environ: str) -> Watch:
 
 
 def test_the_builders_secrets_are_searched_everywhere(out: Path, recipe: Recipe) -> None:
-    add(out, "rank_0_0/binary", blob("before") + b"correct-horse" + blob("after"), contains=["cubin"])
+    add(out, "rank_0_0/binary", b"\x7fELF" + blob("before") + b"correct-horse" + blob("after"), contains=["cubin"])
     (problem,) = problems(out, recipe, watch(DEPLOY_PASSWORD="correct-horse"))
     assert problem.endswith("holds the value of the environment variable DEPLOY_PASSWORD")
     assert "correct-horse" not in problem

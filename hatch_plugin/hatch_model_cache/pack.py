@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_cache.allowed_globals import look, rules
 from model_cache.errors import DamagedError
 from model_cache.manifest import FILE_NAME, Entry, Manifest, parse
 
@@ -71,7 +72,8 @@ def pack(artifacts: Artifacts, recipe: Recipe, *, name: str, version: str, watch
     problems = _other_recipe(manifest, recipe)
     problems += missing_parts(manifest)
     problems += _wrong_architectures(manifest)
-    problems += file_problems(artifacts, watch)
+    damaged = file_problems(artifacts, watch)
+    problems += [*damaged, *_pickle_problems(artifacts, damaged)]
     problems += [f"{FILE_NAME}: would hold {leak}" for leak in watch.leaks(data, text=True)]
     if problems:
         raise DamagedError(f"{artifacts.directory}: these artifacts cannot be packed", problems)
@@ -126,6 +128,25 @@ def _other_recipe(manifest: Manifest, recipe: Recipe) -> list[str]:
         ("serve.environment", dict(manifest.serve.environment), dict(recipe.environment)),
     )
     return [f"{field}: is {got!r}, the recipe says {said!r}" for field, got, said in pairs if got != said]
+
+
+def _pickle_problems(artifacts: Artifacts, damaged: list[str]) -> list[str]:
+    """Names outside the engine's list: this is what a poisoned cache of the builder, or another version, looks like.
+
+    damaged: what is wrong with files already; nothing follows from the pickles in them.
+    """
+    allowed = rules(artifacts.contents.engine.name)
+    problems = []
+    seen = set()
+    for entry, file, source in artifacts.files():
+        path = artifacts.path(source)
+        if source in seen or any(problem.startswith((f"{source}:", f"{source} (")) for problem in damaged):
+            continue
+        seen.add(source)
+        data = path.read_bytes()
+        if allowed.applies(entry.component, file, data[:1]):
+            problems += [f"{source} ({file.path}): {problem}" for problem in look(allowed, data)]
+    return problems
 
 
 def _wrong_architectures(manifest: Manifest) -> list[str]:

@@ -8,9 +8,10 @@ since another model needs another few of them. Exact names: a module as a whole 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from model_cache.manifest import File
 from model_cache.pickles import Global, Report, report
 
 
@@ -18,20 +19,21 @@ from model_cache.pickles import Global, Report, report
 class Rules:
     """What is allowed for one engine. versions: of the engine, that the list was made with.
 
-    pickled: the components whose files the engine unpickles, whatever a manifest says of their content.
+    pickled: (component, file name) of what the engine unpickles, whatever a manifest says of its content.
     calls: how the names in `pickles.CAREFUL` may be called, as `Report.calls` writes it.
     """
 
     engine: str
     versions: tuple[str, ...]
-    pickled: frozenset[str]
+    pickled: frozenset[tuple[str, str]]
     names: frozenset[Global]
     attributes: frozenset[str]
     calls: tuple[re.Pattern[str], ...]
 
-    def applies(self, component: str, contains: Collection[str], head: bytes) -> bool:
+    def applies(self, component: str, file: File, head: bytes) -> bool:
         """Whether a file has to be looked at. head: its first bytes, which may give away what nobody declared."""
-        return component in self.pickled or "pickle" in contains or head[:1] == b"\x80"
+        name = file.path.rpartition("/")[2]
+        return (component, name) in self.pickled or "pickle" in file.contains or head[:1] == b"\x80"
 
     def problems(self, found: Report) -> Iterator[str]:
         """Why a file with this report may not be loaded, one line each."""
@@ -194,7 +196,7 @@ _RULES = {
     "vllm": Rules(
         engine="vllm",
         versions=("0.33.0",),
-        pickled=frozenset({"vllm-aot"}),
+        pickled=frozenset({("vllm-aot", "model")}),
         names=_names({**_PYTHON, **_SYMPY, **_TORCH, **_VLLM}),
         attributes=frozenset(
             {

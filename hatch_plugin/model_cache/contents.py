@@ -43,7 +43,7 @@ def _look(
 ) -> tuple[Report, tuple[str, ...]] | None:
     path = _path(file)
     with payload.open(path) as source:
-        if not allowed.applies(component, file.contains, source.read(1)):
+        if not allowed.applies(component, file, source.read(1)):
             return None
     if file.size > MAX_BYTES:
         found = Report(problems=[f"is larger than {MAX_BYTES} bytes"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shlex
 import signal
 import subprocess
@@ -49,9 +50,9 @@ def key_of(target: str, prefix: str, name: str) -> str:
 
 
 def artifact(target: str, note: str = "") -> bytes:
-    """A made-up artifact with one real kernel for `target`."""
+    """A made-up artifact, a pickle as the engine's is, with one real kernel for `target`."""
     kernel = (CUBINS / f"{ARCHS[target]}-ptxas.cubin").read_bytes()
-    return b"made-up artifact " + note.encode() + b"\0" + kernel + b"\0end"
+    return pickle.dumps([b"made-up artifact " + note.encode(), kernel])
 
 
 def leave(job: Mapping[str, Any], cache: Path, prefixes: tuple[str, ...] = ("backbone",)) -> dict[str, Any]:
