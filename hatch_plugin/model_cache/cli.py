@@ -128,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_remove(commands)
     _add_gc(commands)
     _add_status(commands)
+    _add_trust(commands)
     for name, text in BUILD_COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     return parser
@@ -239,6 +240,31 @@ def _add_status(commands: _Commands) -> None:
     parser = _add(commands, "status", "say which deployed wheels the engine has really used", more)
     _add_root(parser)
     parser.add_argument("--format", choices=["text", "prometheus"], default="text", help="how to print it")
+
+
+def _add_trust(commands: _Commands) -> None:
+    more = (
+        "Keys lie in\n/etc/model-cache/trusted.d and ~/.config/model-cache/trusted.d (*.pub, and a file `revoked`), "
+        "and where MODEL_CACHE_TRUST\nsays. As soon as there is one, only wheels with a signature by a trusted key are "
+        "deployed; MODEL_CACHE_POLICY\n(require, prefer, off) says otherwise."
+    )
+    parser = _add(commands, "trust", "say which signers this host trusts, and change it", more)
+    parser.set_defaults(action="list")
+    actions = parser.add_subparsers(metavar="list|add|remove|revoke")
+    for action, argument, text in (
+        ("list", "", "list policy, places and keys"),
+        ("add", "file", "trust the public key in FILE"),
+        ("remove", "id", "trust the key ID no longer; others than its file are not touched"),
+        ("revoke", "id", "refuse everything the key ID has signed, also where nothing is required"),
+    ):
+        inner = actions.add_parser(action, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        inner.set_defaults(action=action)
+        inner.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
+        if argument:
+            inner.add_argument(argument, metavar=argument.upper())
+            inner.add_argument("--system", action="store_true", help="for all users, in /etc/model-cache/trusted.d")
+        if action == "add":
+            inner.add_argument("--expires", metavar="TIME", help="until when, in UTC: 2027-01-31T00:00:00Z")
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:

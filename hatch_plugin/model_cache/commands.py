@@ -160,9 +160,10 @@ def run_deploy(options: Namespace) -> Result:
             row = {"name": name, "outcome": error.kind, "problems": [error.message, *error.problems]}
             rows.append({**row, "differences": _differences(error)} if isinstance(error, MismatchError) else row)
             errors.append(error)
-    if not options.names and len(errors) < len(names):
-        # Asked for whatever fits: that some wheels are for other hosts is no failure.
-        refused = [error for error in errors if isinstance(error, MismatchError)]
+    if not options.names:
+        # Asked for whatever fits: that some wheels are for other hosts, or held back, is no failure.
+        some = len(errors) < len(names)
+        refused = [e for e in errors if e.kind == "held" or (some and isinstance(e, MismatchError))]
         lines += [printable(line) for error in refused for line in str(error).splitlines()]
         errors = [error for error in errors if error not in refused]
     result = Result({"root": root, "wheels": rows}, unless_quiet(options, lines), joined(errors))
@@ -284,6 +285,14 @@ def run_remove(options: Namespace) -> Result:
         if name in still_installed:
             lines.append(f"  {name} is still installed: the next engine start deploys it again; pip uninstall it")
     return Result({"root": root, "wheels": rows}, unless_quiet(options, lines), joined(errors))
+
+
+def run_trust(options: Namespace) -> Result:
+    """`model-cache trust list|add|remove|revoke`."""
+    from model_cache import trust_commands
+
+    data, lines = trust_commands.run(options)
+    return Result(data, [printable(line) for line in lines])
 
 
 def joined(errors: Sequence[ModelCacheError]) -> ModelCacheError | None:

@@ -1,0 +1,120 @@
+"""`model-cache trust`: which keys this host trusts, and the few changes that are made by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from model_cache import keyring
+from model_cache.errors import ModelCacheError, NotFoundError, UsageError
+from model_cache.keyring import REVOKED, SUFFIX, TrustedKey, load_files, parse_key
+from model_cache.signature import short, timestamp
+from model_cache.trust import Trust
+
+_ID = re.compile(r"[0-9a-f]{8,64}")
+
+Answer = tuple[dict[str, Any], Sequence[str]]
+"""For `--json`, and for people."""
+
+
+def run(options: Namespace) -> Answer:
+    """`model-cache trust list|add|remove|revoke`."""
+    action = {"list": _list, "add": _add, "remove": _remove, "revoke": _revoke}
+    return action[options.action](options)
+
+
+def _list(_: Namespace) -> Answer:
+    trust = Trust.of_this_host()
+    now = time.time()
+    rows = []
+    lines = [f"policy: {trust.policy}", f"places: {', '.join(keyring.places())}"]
+    for key in trust.keyring.keys.values():
+        state = "revoked" if key.id in trust.keyring.revoked else "expired" if key.expired(now) else "trusted"
+        rows.append({"key": key.id, "name": key.name, "expires": key.expires, "path": key.path, "status": state})
+        until = f", until {key.expires}" if key.expires else ""
+        lines.append(f"{state}: {key.id} {key.name}{until} ({key.path})")
+    others = sorted(trust.keyring.revoked - trust.keyring.keys.keys())
+    lines += [f"revoked: {key}" for key in others]
+    return {"policy": trust.policy, "places": keyring.places(), "keys": rows, "revoked": others}, lines
+
+
+def _directory(options: Namespace) -> str:
+    directory = keyring.SYSTEM if options.system else keyring.user_directory()
+    if directory is None:
+        raise UsageError("there is no home directory; use --system or XDG_CONFIG_HOME")
+    return directory
+
+
+def _add(options: Namespace) -> Answer:
+    try:
+        text = Path(options.file).read_text("utf-8")[: keyring.MAX_FILE_BYTES]
+    except FileNotFoundError:
+        raise NotFoundError(f"{options.file}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{options.file}: cannot be read: {error}") from None
+    key = parse_key(text, options.file)
+    expires = options.expires or key.expires
+    if options.expires:
+        try:
+            timestamp(options.expires)
+        except ValueError as error:
+            raise UsageError(f"--expires: {error}") from None
+    path = f"{_directory(options)}/{short(key.id)}{SUFFIX}"
+    _write(path, keyring.key_file(key.public, key.name, expires))
+    load_files([path])  # whether the place can be relied on
+    lines = [f"trusted: {key.id} {key.name} ({path})", "  compare this id with the one that its owner tells you"]
+    return {"key": key.id, "name": key.name, "expires": expires, "path": path}, lines
+
+
+def _remove(options: Namespace) -> Answer:
+    keys = [key for key in _known(options) if key.path.startswith(f"{_directory(options)}/")]
+    for key in keys:
+        Path(key.path).unlink()
+    if not keys:
+        raise NotFoundError(f"no key {options.id} is in {_directory(options)}")
+    return {"removed": [key.path for key in keys]}, [f"no longer trusted: {key.id} ({key.path})" for key in keys]
+
+
+def _revoke(options: Namespace) -> Answer:
+    if not _ID.fullmatch(options.id):
+        raise UsageError(f"{options.id!r:.80} is no key id")
+    ids = {options.id} if len(options.id) == 64 else {key.id for key in _known(options)}
+    if len(ids) != 1:
+        raise NotFoundError(f"{options.id}: {len(ids)} keys begin like that; give all 64 digits")
+    path = f"{_directory(options)}/{REVOKED}"
+    before = keyring.read(path) if os.path.lexists(path) else ""
+    _write(path, before + ("\n" if before and not before.endswith("\n") else "") + f"{min(ids)}\n")
+    load_files([_directory(options)])
+    return {"revoked": min(ids), "path": path}, [f"revoked: {min(ids)} ({path})"]
+
+
+def _known(options: Namespace) -> list[TrustedKey]:
+    if not _ID.fullmatch(options.id):
+        raise UsageError(f"{options.id!r:.80} is no key id (8 to 64 hexadecimal digits)")
+    return [key for key in Trust.of_this_host().keyring.keys.values() if key.id.startswith(options.id)]
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file of the trusted.d directory whole or not at all, with modes free of the umask."""
+    place = Path(path)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        for parent in reversed([place.parent, *place.parent.parents]):
+            if not parent.exists():
+                parent.mkdir()
+                parent.chmod(0o755)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(place)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ModelCacheError(f"{path}: cannot be written: {error.strerror}") from None
