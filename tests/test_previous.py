@@ -292,3 +292,17 @@ def test_unfinished_things_below_kept_do_not_pile_up(sites: list[Path], root: Pa
     shutil.rmtree(place)
     run(sites[1], root)  # nothing to keep it by: no rollback, but no error either
     assert read_state(root).previous == ""
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_file_that_the_new_version_does_not_have_goes(tmp_path: Path, root: Path, same: bool) -> None:
+    """One rank less under the same key: a rank of the old version beside one of the new would be a mixture."""
+    less: Contents = {ENTRY_ONE: {"rank_0_0/model": CONTENTS[ENTRY_ONE]["rank_0_0/model"] if same else b"other"}}
+    run(make_site(tmp_path), root)
+    (root / ENTRY_ONE / "added").touch()
+    outcome = run(make_site(tmp_path / "next", contents=less, version="2.0.0"), root)
+    assert files_of(root) == expected_files(less) | {f"{ENTRY_ONE}/added": b""}
+    assert outcome.entries[0].action == "restored"
+    assert not run(tmp_path / "next/site", root).changed
+    rollback(NAME, str(root), make_host())
+    assert files_of(root) == expected_files() | {f"{ENTRY_ONE}/added": b""}

@@ -120,7 +120,7 @@ def _step(root: Root, entry: Entry, old: State | None, deadline: Deadline, links
     if found is None:
         return Step(entry, target, EntryOutcome(entry.directory, "deployed"))
     if _is_ours(root, target, old, same=not found.wrong, deadline=deadline):
-        action = "restored" if found.wrong else "unchanged"
+        action = "restored" if found.wrong or _forgotten(target, old) else "unchanged"
         return Step(entry, target, EntryOutcome(entry.directory, action), True, found.wrong)
     if found.missing and not found.changed:
         # Somebody has the directory (an engine that was stopped, or what a removal had to leave) but none of its
@@ -154,6 +154,13 @@ def _is_ours(root: Root, target: DeployedEntry, old: State | None, *, same: bool
     # since the engine may have made it in the meantime.
     found = (staging.compare(root, entry.directory, entry.files, deadline) for entry in records)
     return any(comparison is not None and not comparison.wrong for comparison in found)
+
+
+def _forgotten(target: DeployedEntry, old: State | None) -> bool:
+    """Whether another version has put a file into the same directory that is not wanted any more."""
+    listed = {file.path for file in target.files}
+    entries = [entry for entry in (old.ours() if old else ()) if entry.directory == target.directory]
+    return any(file.path not in listed for entry in entries for file in entry.files)
 
 
 def superseded(old: State | None, steps: list[Step]) -> tuple[DeployedEntry, ...]:

@@ -160,14 +160,14 @@ def place(parent: int, staged: str, name: str) -> bool:
     return True
 
 
-def replace(parent: int, staged: str, name: str, wrong: tuple[str, ...], ours: set[str]) -> None:
+def replace(parent: int, staged: str, name: str, wrong: tuple[str, ...], ours: set[str], *, whole: bool) -> None:
     """Put a staged directory in the place of one that is there; what the engine has added there moves along.
 
     wrong: the paths in it whose content has to change. One file is renamed over alone, so that a running engine
     sees its other files untouched; more are swapped with the whole directory, so that nobody sees a mixture.
-    ours: the paths that an earlier deploy put there, which need not be kept.
+    ours: the paths that an earlier deploy put there, which need not be kept; whole: some of them have to go.
     """
-    if len(wrong) == 1 and _replace_file(parent, staged, name, wrong[0]):
+    if len(wrong) == 1 and not whole and _replace_file(parent, staged, name, wrong[0]):
         files.remove_tree(parent, staged)
         return
     aside = swap_name(name)

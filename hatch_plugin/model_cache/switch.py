@@ -202,7 +202,8 @@ def _place(root: Root, step: Step, staged: str, ours: dict[str, set[str]]) -> St
             return step
         if step.exists or known:
             wrong = step.wrong if step.exists else tuple(file.path for file in step.entry.files)
-            staging.replace(parent, staged, step.name, wrong, known | {file.path for file in step.target.files})
+            listed = {file.path for file in step.target.files}
+            staging.replace(parent, staged, step.name, wrong, known | listed, whole=not known <= listed)
             return step
         # Somebody without a working lock was faster. What is there is not ours.
         files.remove_tree(parent, staged)
