@@ -84,8 +84,8 @@ def load_key(path: str) -> PrivateKey:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise UsageError(f"the signing key {path} cannot be read: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         mode = stat.S_IMODE(status.st_mode)
         if not stat.S_ISREG(status.st_mode):
             raise UsageError(f"the signing key {path} is not a regular file")
@@ -93,8 +93,10 @@ def load_key(path: str) -> PrivateKey:
             raise UsageError(f"the signing key {path} belongs to uid {status.st_uid}, neither root nor this user")
         if mode & 0o077:
             raise UsageError(f"the signing key {path} has mode {mode:04o}, so others can use it; chmod 600 it")
-        data = file.read(_MAX_KEY_BYTES + 1)
-    return PrivateKey.from_pem(data[:_MAX_KEY_BYTES], f"the signing key {path}")
+        data = os.read(descriptor, _MAX_KEY_BYTES)
+    finally:
+        os.close(descriptor)
+    return PrivateKey.from_pem(data, f"the signing key {path}")
 
 
 def time_of_build(environ: Mapping[str, str] = os.environ) -> str | None:

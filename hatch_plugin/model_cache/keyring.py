@@ -165,13 +165,15 @@ def read(path: str) -> str:
     """A small text file. Raises NotTrustedError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())
+        try:
+            status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise NotTrustedError(f"{printable(path)}: is not a regular file")
             if reason := _unsafe(status, leaf=True):  # once more, of what was really opened
                 raise NotTrustedError(f"{printable(path)}: {reason}")
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = os.read(descriptor, MAX_FILE_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise _unreadable(path, error) from None
     if len(data) > MAX_FILE_BYTES:
