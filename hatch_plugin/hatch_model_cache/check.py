@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from model_cache.errors import UsageError
 
 from . import engine_process
+from .changes import CommandLine
 from .compile import engines
 from .progress import Progress
 from .verdict import Observation
@@ -18,33 +19,45 @@ from .verdict import Observation
 
 @dataclass(frozen=True)
 class Command:
-    """An engine's command line: the engine and what follows its ``serve``."""
+    """An engine's command line: the engine, what follows its ``serve``, and variables that are set before it."""
 
     engine: str
     arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_command(words: Sequence[str]) -> Command:
     """Find the engine in a command line, for example ``vllm serve org/model --max-model-len 8192``.
 
-    Leading words (an interpreter, a path) are allowed, so that a process's own command line can be given.
+    An interpreter, a path or another program may stand before it, so that a process's own command line can be given,
+    and so may ``NAME=value``, with or without ``env``.
 
     Raises:
-        UsageError: if no known engine's ``serve`` is in it, or no model follows.
+        UsageError: if no known engine's ``serve`` is in it, nothing follows, or ``env`` takes variables away.
     """
     for index, word in enumerate(words[:-1]):
         engine = Path(word).name
         if engine in engines.NAMES and words[index + 1] == "serve":
             arguments = tuple(words[index + 2 :])
-            if not arguments or arguments[0].startswith("-"):
+            if not arguments:
                 raise UsageError(f"no model after `{engine} serve`: give the command as it is started")
-            return Command(engine, arguments)
+            return Command(engine, arguments, _assignments(words[:index]))
     known = " or ".join(f"`{name} serve MODEL …`" for name in engines.NAMES)
-    raise UsageError(f"no engine's command line: give {known} after --")
+    raise UsageError(f"no engine's command line: give {known} after --, also in place of `python -m …`")
+
+
+def _assignments(words: Sequence[str]) -> dict[str, str]:
+    """Variables that the words before the engine set for it."""
+    if "env" in (Path(word).name for word in words):
+        options = [word for word in words if word.startswith("-")]
+        if options:
+            raise UsageError(f"`env {options[0]}` is not understood: give the variables as NAME=value, or with --env")
+    pairs = (word.partition("=") for word in words)
+    return {name: value for name, equals, value in pairs if equals and name.isidentifier()}
 
 
 def read_environment_file(path: Path) -> dict[str, str]:
-    """Variables from a file of ``NAME=value`` lines, as ``docker run --env-file`` takes it.
+    """Variables from a file of ``NAME=value`` lines, as ``docker run --env-file`` takes it: no quotes, no expansion.
 
     Raises:
         UsageError: naming the first line that is none.
@@ -55,7 +68,7 @@ def read_environment_file(path: Path) -> dict[str, str]:
         raise UsageError(f"{path} cannot be read: {error}") from None
     found = {}
     for number, line in enumerate(lines, 1):
-        text = line.strip()
+        text = line.lstrip()
         if text and not text.startswith("#"):
             name, equals, value = text.partition("=")
             if not equals or not name.isidentifier():
@@ -126,5 +139,12 @@ def observe(
             label="check",
             on_event=lambda event: progress.stage("check", event["stage"]) if "stage" in event else None,
         )
-    facts = (result[name] for name in ("engine", "host_answers", "look_ups", "flags", "why_nothing"))
-    return Observation(target, *facts)
+    command_line = CommandLine(command.arguments, environment, result["flags"], result["options"])
+    return Observation(
+        target,
+        result["engine"],
+        result["host_answers"],
+        result["look_ups"],
+        result["why_nothing"],
+        command_line,
+    )

@@ -71,6 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.env is not None:
         environment.update(check.read_environment_file(arguments.env))
     command = check.parse_command(words)
+    environment.update(command.environment)
     manifests = _manifests(arguments.what)
     target = _target(arguments.target)
     python = interpreter.choose(command.engine, None)
@@ -121,10 +122,11 @@ def _check_recipe(arguments: argparse.Namespace) -> int:
 
 
 def _tell(arguments: argparse.Namespace, verdicts: Sequence[Verdict], problem: str = "") -> int:
-    """Print the verdicts, the best first; its exit code."""
-    ordered = sorted(verdicts, key=lambda v: (v.answer is not Answer.UNSAFE, v.answer.value, len(v.reasons)))
-    best = min((v.answer for v in ordered), key=lambda a: a.value)
-    answer = Answer.UNSAFE if any(v.answer is Answer.UNSAFE for v in ordered) and best is not Answer.HIT else best
+    """Print the verdicts, the one that decides first; its exit code."""
+    # Of two wheels with one key the engine loads whichever lies there, so one that is unsafe speaks for all.
+    ranks = [Answer.UNSAFE, Answer.HIT, Answer.MISS, Answer.UNKNOWN]
+    ordered = sorted(verdicts, key=lambda v: (ranks.index(v.answer), len(v.reasons)))
+    answer = ordered[0].answer
     if arguments.json:
         document = {"verdict": str(answer), "problem": problem or None, "wheels": [_plain(v) for v in ordered]}
         sys.stdout.write(json.dumps(document, indent=1) + "\n")

@@ -146,8 +146,8 @@ class Recipe:
         loose = [flag for flag in ("--max-num-batched-tokens", "--max-num-seqs") if flag not in flags]
         if loose:
             found.append(
-                f"`serve-args` does not set {' and '.join(loose)}: the engine's default depends on the GPU "
-                "and is part of the cache key. Set it here and when serving."
+                f"`serve-args` does not set {' and '.join(loose)}: the engine's default depends on the GPU and on the "
+                "entry point (`vllm serve` or `LLM()`), and is part of the cache key. Set it here and when serving."
             )
         return found
 

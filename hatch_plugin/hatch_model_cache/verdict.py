@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from enum import Enum
 from typing import Any
 
 from model_cache.manifest import Entry, Manifest
 
+from .changes import GPU, CommandLine, Difference, changes
 from .compile.engines.rule import Rule
 
 
@@ -81,16 +83,16 @@ class Observation:
         engine: versions, as in the manifest.
         host_answers: as in the manifest.
         look_ups: what it looks for, one per compiled model (`compile.engines.vllm.LookUp`).
-        flags: command-line flag of every field that has one.
         why_nothing: why there are no look-ups.
+        command: how it is started.
     """
 
     target: Mapping[str, Any]
     engine: Mapping[str, str]
     host_answers: Mapping[str, Any]
     look_ups: Sequence[Mapping[str, Any]]
-    flags: Mapping[str, str]
     why_nothing: str | None = None
+    command: CommandLine = dataclass_field(default_factory=CommandLine)
 
 
 LOAD_CHECKED = frozenset({"python", "torch"})
@@ -109,7 +111,7 @@ def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdi
         return Verdict(manifest.name, manifest.version, Answer.UNKNOWN, (Reason.of_nothing(why),), {})
     hits = [e for look_up in seen.look_ups for e in _entries(manifest, look_up) if e.key == look_up["key"]]
     versions = list(_versions(manifest, seen.engine, loaded=bool(hits)))
-    missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen.flags)]
+    missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen.command)]
     reasons = (*versions, *missed, *_other_gpu(manifest, hits, seen.target), *_unsafe(manifest, seen, rules))
     if any(reason.answer is Answer.MISS for reason in versions) or not hits:
         answer = Answer.MISS
@@ -126,7 +128,7 @@ def _entries(manifest: Manifest, look_up: Mapping[str, Any]) -> list[Entry]:
     return [entry for entry in manifest.entries if entry.prefix == look_up["prefix"]]
 
 
-def _missed(manifest: Manifest, look_up: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[Reason]:
+def _missed(manifest: Manifest, look_up: Mapping[str, Any], command: CommandLine) -> Iterator[Reason]:
     """Why no entry has the key: the differences from the entry that comes nearest."""
     entries = _entries(manifest, look_up)
     if any(entry.key == look_up["key"] for entry in entries):
@@ -138,15 +140,16 @@ def _missed(manifest: Manifest, look_up: Mapping[str, Any], flags: Mapping[str, 
     nearest = min((_differences(_factors(manifest, entry), host) for entry in entries), key=len)
     if not nearest:
         yield Reason("key", entries[0].key, look_up["key"], Answer.MISS, why="every named value is equal")
+    advised = changes(nearest, manifest, command)
     for factor, ours, theirs in nearest:
-        yield Reason(factor, ours, theirs, Answer.MISS, _change(factor, ours, manifest, flags))
+        yield Reason(factor, ours, theirs, Answer.MISS, advised[factor])
 
 
 def _factors(manifest: Manifest, entry: Entry) -> dict[str, str]:
     return {**manifest.factors[entry.factors], **entry.factor_overrides}
 
 
-def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[tuple[str, str | None, str | None]]:
+def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[Difference]:
     names = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
     # a part's own hash says nothing that the values in it do not say better
     parents = {name for name in names if any(other.startswith(f"{name}.") for other in names)}
@@ -175,7 +178,7 @@ def _other_gpu(manifest: Manifest, hits: Sequence[Entry], target: Mapping[str, A
             ours, theirs = str(getattr(record, field)), str(target[field])
             if ours != theirs:
                 why = "the key holds the GPU's name at most, kernels depend on this too"
-                yield Reason(field, ours, theirs, Answer.UNSAFE, "build a wheel for this GPU", why)
+                yield Reason(field, ours, theirs, Answer.UNSAFE, GPU, why)
 
 
 def _unsafe(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Iterator[Reason]:
@@ -195,25 +198,3 @@ def _unsafe(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Ite
 
 def _shown(value: object) -> str | None:
     return None if value is None or value == "" else str(value)
-
-
-def _change(factor: str, ours: str | None, manifest: Manifest, flags: Mapping[str, str]) -> str:
-    """The shortest change on the serving side that takes one difference away."""
-    part, _, name = factor.partition(".")
-    if part == "env":
-        wanted = manifest.serve.environment.get(name)
-        return f"Unset {name}" if wanted is None else f"Set {name}={wanted}"
-    if factor == "model.model":
-        return f"Serve it as {' or '.join(manifest.model.served_as)}"
-    if factor == "inductor.system.device.name":
-        return "Build a wheel for this GPU"
-    if part in ("torch", "code", "functorch", "vllm") or factor.startswith("inductor.system"):
-        return f"Install {manifest.engine.name} {manifest.engine.version} with torch {manifest.engine.torch}"
-    flag = flags.get(name) or flags.get(f"{part}_config")
-    if flag is None or (ours is not None and ours.startswith("sha256:")):
-        return ""
-    if ours in (None, "null"):
-        return f"Leave out {flag}"
-    if ours in ("true", "false") and name in flags:
-        return f"Give {flag}" if ours == "true" else f"Give --no-{flag.removeprefix('--')}"
-    return f"Give {flag} {ours}" if name in flags else f"Set {name} to {ours} in {flag}"

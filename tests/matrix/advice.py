@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
+
+from hatch_model_cache.changes import AND
 
 from .configurations import H100, Configuration
 
 
 def apply(configuration: Configuration, changes: Sequence[str]) -> Configuration | None:
     """The configuration with all `changes` made; None if one of them is not a flag, a variable or a name."""
-    if not changes or configuration.target != H100 or configuration.gpu:
+    if not any(changes) or configuration.target != H100 or configuration.gpu:
         return None
     flags, environment, model = dict(configuration.flags), dict(configuration.environment), configuration.model
-    for change in changes:
+    for change in [one for joined in changes if joined for one in joined.split(AND)]:
         verb, _, what = change.partition(" ")
         word, _, rest = what.partition(" ")
-        match verb.lower():
+        match verb:
             case "give" if word.startswith("-"):
-                flags[word] = rest or None
+                flags.pop(word.replace("--", "--no-", 1), None)
+                flags.pop(word.replace("--no-", "--", 1), None)
+                flags[word] = shlex.split(rest)[0] if rest else None
             case "leave" if rest.startswith("-"):
                 flags[rest] = False
             case "set" if "=" in word:

@@ -197,7 +197,8 @@ def _in_no_key_and_it_matters() -> Iterator[Configuration]:
         flags={"--enable-lora": None, "--lora-target-modules": "q_proj"},
         against="`--enable-lora`",
     )
-    yield Configuration("nvcc and ninja on PATH", part, environment={"PATH": "{tools}"}, at_import=True)
+    nothing = {"CUDA_PATH": "/nonexistent"}
+    yield Configuration("nvcc is not found (`CUDA_PATH`)", part, environment=nothing, at_import=True)
 
 
 def _nothing_looked_up() -> Iterator[Configuration]:

@@ -69,6 +69,8 @@ def main(directory: Path) -> None:
     with pretend(target, scratch=directory) as pretence:
         for name in PRELOAD:
             importlib.import_module(name)
+        importlib.import_module("hatch_model_cache.compile.worker")
+        importlib.import_module("hatch_model_cache.compile.engines.vllm")
         answers.write("ready\n")
         for line in sys.stdin:
             request = json.loads(line)

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests")]
 
 from hatch_model_cache import artifacts, compiler, rehearsal, targets  # noqa: E402
+from hatch_model_cache.changes import CommandLine  # noqa: E402
 from hatch_model_cache.compile import engines  # noqa: E402
 from hatch_model_cache.pack import pack  # noqa: E402
 from hatch_model_cache.recipe_file import parse  # noqa: E402
@@ -41,6 +42,7 @@ from model_cache.manifest import Manifest  # noqa: E402
 PLACE = ROOT / ".matrix"
 PYTHON = Path(os.environ.get("MODEL_CACHE_TEST_ENGINE") or ROOT / ".engines" / "vllm-0.33.0" / "bin" / "python")
 LEAST = 60
+AOT = engines.adapter("vllm").AOT
 
 
 class Matrix:
@@ -77,11 +79,6 @@ class Matrix:
             "CUDA_CACHE_DISABLE": "1",
         }
 
-    def changed(self, configuration: Configuration) -> dict[str, str]:
-        """A configuration's variables, with places filled in."""
-        path = f"{PLACE / 'tools'}{os.pathsep}{self.environment()['PATH']}"
-        return {n: v.replace("{tools}", path) for n, v in configuration.environment.items()}
-
     def ask(self, configuration: Configuration, server: Server | None, what: str = "asked") -> dict[str, Any] | None:
         """The engine's answer, from the last run if it is known; None if it is not and there is no server."""
         identity = [self._stamp, what, configuration.arguments, configuration.environment, configuration.target]
@@ -93,9 +90,13 @@ class Matrix:
             return known
         if server is None:
             return None
-        answer = server.ask(configuration.arguments, self.changed(configuration), self.work)
+        answer = server.ask(configuration.arguments, configuration.environment, self.work)
         path.write_text(json.dumps(answer))
         return answer
+
+    def lies_there(self, key: str) -> bool:
+        """Whether the engine finds an artifact under a key."""
+        return (self.cache / AOT / key / "rank_0_0" / "model").is_file()
 
     def wheel_of(self, configuration: Configuration) -> Manifest:
         """The wheel that a configuration is compared with.
@@ -108,7 +109,7 @@ class Matrix:
         seen = self.rows[configuration.against].observation
         [look_up] = seen.look_ups
         [entry] = self.manifest.entries[:1]
-        directory = f"{entry.directory.rpartition('/')[0]}/{look_up['key']}"
+        directory = f"{AOT}/{look_up['key']}"
         if not (self.cache / directory).exists():
             shutil.copytree(self.cache / entry.directory, self.cache / directory)
         factors = {**look_up["factors"]}
@@ -127,13 +128,16 @@ class Matrix:
         if "error" in answer:
             row = Row(configuration, error=answer["error"], seconds=answer.get("seconds", 0))
         else:
-            facts = (answer[n] for n in ("engine", "host_answers", "look_ups", "flags", "why_nothing"))
-            seen = Observation(record, *facts)
+            environment = {**self.environment(), **configuration.environment}
+            command = CommandLine(configuration.arguments, environment, answer["flags"], answer["options"])
+            facts = (answer[n] for n in ("engine", "host_answers", "look_ups", "why_nothing"))
+            seen = Observation(record, *facts, command)
             rules = engines.adapter("vllm").rules(seen.engine["version"])
             row = Row(
                 configuration,
                 verdict=judge(self.wheel_of(configuration), seen, rules),
                 observation=seen,
+                found=[self.lies_there(look_up["key"]) for look_up in seen.look_ups],
                 loaded=answer["loaded"],
                 parts=answer["parts"],
                 seconds=answer["seconds"],
@@ -160,7 +164,7 @@ class Matrix:
         root = PLACE / "start"
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(self.cache, root)
-        environment = {**self.environment(), **self.changed(configuration), "VLLM_CACHE_ROOT": str(root)}
+        environment = {**self.environment(), **configuration.environment, "VLLM_CACHE_ROOT": str(root)}
         environment["PYTHONPATH"] = str(ROOT / "hatch_plugin")
         command = [str(PYTHON.with_name("vllm")), "serve", *configuration.arguments, "--port", "8768"]
         log = PLACE / "start.log"
@@ -201,7 +205,7 @@ def base_wheel(cache: Path) -> Manifest:
 
 
 def make_work(work: Path) -> None:
-    """The serving host's directory: the model twice, a Hub cache with it, and tools that are none."""
+    """The serving host's directory: the model twice, and a Hub cache with it."""
     model = ROOT / "tests/data/models/llama-tiny"
     hub = PLACE / "hub" / "hub" / f"models--{HUB_ID.replace('/', '--')}"
     for place in (work / "llama-tiny", work / "copies/llama-tiny", hub / "snapshots" / ("0" * 40)):
@@ -209,11 +213,6 @@ def make_work(work: Path) -> None:
     (hub / "refs").mkdir(exist_ok=True)
     (hub / "refs/main").write_text("0" * 40)
     (PLACE / "home").mkdir(exist_ok=True)
-    (PLACE / "tools").mkdir(exist_ok=True)
-    for name in ("nvcc", "ninja"):
-        tool = PLACE / "tools" / name
-        tool.write_text("#!/bin/sh\nexit 1\n")
-        tool.chmod(0o755)
 
 
 def record_of(configuration: Configuration) -> dict[str, Any]:
@@ -238,9 +237,10 @@ def run(matrix: Matrix, configurations: list[Configuration]) -> None:
                 say(matrix.note(one, matrix.ask(one, None) or {}))
             continue
         first = group[0]
-        environment = {**matrix.environment(), **(matrix.changed(first) if first.at_import else {})}
+        environment = {**matrix.environment(), **(first.environment if first.at_import else {})}
         with serving(PYTHON, record_of(first), environment, PLACE / "server.log") as server:
             for one in group:
+                matrix.wheel_of(one)  # its artifact has to be there before the engine looks
                 answer = matrix.ask(one, server)
                 assert answer is not None
                 say(matrix.note(one, answer))

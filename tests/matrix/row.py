@@ -9,7 +9,13 @@ from hatch_model_cache.verdict import Answer, Observation, Reason, Verdict
 
 from .configurations import Configuration
 
-NOTHING = Observation({}, {}, {}, (), {})
+EXPECTED = {
+    Answer.HIT: ("loads it",),
+    Answer.MISS: ("does not find it",),
+    Answer.UNSAFE: ("loads it", "finds it, cannot load it"),
+    Answer.UNKNOWN: ("no look-up",),
+}
+NOTHING = Observation({}, {}, {}, ())
 
 
 @dataclass
@@ -17,6 +23,7 @@ class Row:
     """A configuration and what came of it.
 
     Attributes:
+        found: for each look-up, whether an artifact lies where the engine looks.
         loaded: for each look-up, whether the engine loaded what it found.
         parts: compiled parts that it loaded.
         advised: whether the advice led to the wheel's key and artifact; None if there was none to apply; text if the
@@ -28,6 +35,7 @@ class Row:
     configuration: Configuration
     verdict: Verdict | None = None
     observation: Observation = NOTHING
+    found: list[bool] = field(default_factory=list)
     loaded: list[bool] = field(default_factory=list)
     parts: int = 0
     seconds: float = 0
@@ -45,7 +53,9 @@ class Row:
         """What the engine did with the wheel, in a word."""
         if not self.observation.look_ups:
             return "no look-up"
-        return "loads it" if self.loads else "does not find it"
+        if self.loads:
+            return "loads it"
+        return "finds it, cannot load it" if any(self.found) else "does not find it"
 
     @property
     def loads(self) -> bool:
@@ -59,8 +69,7 @@ class Row:
             yield f"{title}: no answer: {self.error}"
             return
         answer = self.verdict.answer
-        expected = {Answer.HIT: "loads it", Answer.UNSAFE: "loads it", Answer.MISS: "does not find it"}
-        if expected.get(answer, "no look-up") != self.engine:
+        if self.engine not in EXPECTED[answer]:
             yield f"{title}: predicted {answer}, the engine {self.engine}"
         if self.advised not in (None, True):
             yield f"{title}: the advice does not lead to the wheel ({self.advised})"

@@ -136,4 +136,5 @@ def _look_up(
         "look_ups": [asdict(look_up) for look_up in looked_up],
         "why_nothing": None if looked_up else adapter.why_nothing(config),
         "flags": adapter.flags(),
+        "options": adapter.options(),
     }

@@ -8,7 +8,8 @@ build side can ask it for facts. It has:
 - ``rules(version)``: what must be equal although the engine's key does not hold it (`rule.Rule`);
 - ``expected_ranks(arguments)``: names of the per-rank directories an engine started with these arguments looks for;
 - and, inside the engine's interpreter: ``versions``, ``host_answers``, ``parse``, ``ranks``, ``create_config``,
-  ``compile_rank``, ``look_up_keys``, ``why_nothing``, ``flags``. See `vllm` for what they take and return.
+  ``compile_rank``, ``look_up_keys``, ``why_nothing``, ``flags``,
+  ``options``. See `vllm` for what they take and return.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ Everything here that names a vLLM function was checked on the versions in `VERSI
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+import io
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -127,16 +132,11 @@ def parse(serve_arguments: list[str]) -> Any:
     Raises:
         ValueError: if vLLM's parser refuses the arguments, with what it says.
     """
-    import contextlib
-    import io
-
-    from vllm.entrypoints.common.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(serve_arguments)
+            # with the command before them: vLLM's parser reads --model and --config otherwise without it
+            arguments = _parser().parse_args(["serve", *serve_arguments])
     except SystemExit:
         [*_, reason] = said.getvalue().strip().splitlines() or ["no reason given"]
         raise ValueError(f"vllm serve does not take these arguments: {reason.rpartition('error: ')[2]}") from None
@@ -263,13 +263,42 @@ def _start(
     raise RuntimeError("the engine started without compiling a model")
 
 
-def flags() -> dict[str, str]:
-    """The command-line flag of every field that ``vllm serve`` has one for, from its own parser."""
+@functools.cache
+def _parser() -> Any:
+    """The parser of the command line ``vllm``, with the one command that matters here."""
     from vllm.entrypoints.common.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = make_arg_parser(FlexibleArgumentParser())
-    return {a.dest: max(a.option_strings, key=len) for a in parser._actions if a.option_strings}
+    parser = FlexibleArgumentParser(prog="vllm")
+    make_arg_parser(parser.add_subparsers(dest="subparser").add_parser("serve"))
+    return parser
+
+
+def flags() -> dict[str, str]:
+    """The flag of every field of the configuration that has one: ``"<part>.<field>"`` → flag.
+
+    Read from the engine's source, where each flag is declared with the field that it sets; a flag that takes a whole
+    part (``--compilation-config``) stands under the part's name.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    source = inspect.getsource(EngineArgs.add_cli_args)
+    declared = re.findall(r'"(--[a-z0-9-]+)",\s*(?:"-[\w-]+",\s*)*\*\*(\w+?)_kwargs\["(\w+)"\]', source)
+    parts = {flag.removeprefix("--").removesuffix("-config").replace("-", "_"): flag for flag in options().values()}
+    return {
+        **{part: flag for part, flag in parts.items() if flag.endswith("-config")},
+        **{f"{part}.{field}": flag for flag, part, field in declared},
+    }
+
+
+def options() -> dict[str, str]:
+    """Every spelling of a flag of ``vllm serve`` → its longest."""
+    [commands] = [a for a in _parser()._actions if a.dest == "subparser"]
+    found = {"-O": "--optimization-level"}  # rewritten by vLLM before its parser sees it
+    for action in commands.choices["serve"]._actions:
+        positive = [o for o in action.option_strings if not o.startswith("--no-")]
+        found.update({option: max(positive, key=len) for option in positive})
+    return found
 
 
 def _executor(rank: int) -> type:
