@@ -461,6 +461,7 @@ def test_the_fast_path_imports_nothing_heavy(site: Path, root: Path) -> None:
         "model_cache.errors",
         "model_cache.location",
         "model_cache.names",
+        "model_cache.on_import",
         "model_cache.plugin",
         "model_cache.stamp",
     }
