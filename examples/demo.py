@@ -92,7 +92,10 @@ def main() -> int:
         install(serving, wheels)
         deploy(serving, host)
         rows = [row for model in MODELS for row in starts(model, serving, host, hub)]
-    return report(rows)
+    code = report(rows)
+    say("model-cache status: what the engine's own processes have recorded")
+    print(run([str(serving.with_name("model-cache")), "status", "--root", str(host / "cache")]).rstrip())
+    return code
 
 
 def build(model: Model, engine: Path, snapshot_path: str) -> Path:
@@ -185,11 +188,11 @@ def serve(
         "VLLM_CACHE_ROOT": str(root),
         "HF_ENDPOINT": hub.endpoint,
         "HF_HUB_DISABLE_XET": "1",
-        "MODEL_CACHE_DISABLE": "1",  # `model-cache deploy` did the plug-in's work already; cold must stay cold
+        "MODEL_CACHE_ASSUME_TARGET": TARGET,  # as for deploy: the plug-in can see no GPU
         "LANG": "C.UTF-8",
         **model.environment,
         **({"HF_HUB_OFFLINE": "1"} if offline else {}),
-        **({"VLLM_FORCE_AOT_LOAD": "1"} if force else {}),
+        **({"VLLM_FORCE_AOT_LOAD": "1"} if force else {"MODEL_CACHE_DISABLE": "1"}),
     }
     command = [str(serving.with_name("vllm")), "serve", name, *model.flags, "--skip-tokenizer-init", "--port", "8765"]
     title = name.replace("/", "_").strip("._")
