@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from model_cache.manifest import Manifest
@@ -27,7 +27,8 @@ class CommandLine:
     Attributes:
         arguments: what follows ``vllm serve``.
         environment: the engine's variables.
-        flags: ``<part>.<field>`` → the flag that sets it; ``<part>`` → the flag that takes the whole part.
+        flags: ``<part>.<field>`` → the flag that sets it, ``*.<field>`` → the flag of that name, ``<part>`` → the flag
+            that takes the whole part.
         options: every spelling of a flag → its longest.
     """
 
@@ -55,8 +56,17 @@ class CommandLine:
         return found
 
 
-def changes(differences: Sequence[Difference], manifest: Manifest, host: CommandLine) -> dict[str, str]:
-    """The change for every differing factor; empty where it follows from another one, or there is none to name."""
+def changes(
+    differences: Sequence[Difference], factors: Collection[str], manifest: Manifest, host: CommandLine
+) -> dict[str, str]:
+    """The change for every differing factor; empty where it follows from another one, or there is none to name.
+
+    Args:
+        differences: what differs.
+        factors: names of all that is in the key.
+        manifest: of the wheel.
+        host: how the engine is started.
+    """
     ours, theirs = host.given(manifest.serve.arguments), host.given(host.arguments)
     found: dict[str, str] = {}
     open_factors = []
@@ -71,6 +81,8 @@ def changes(differences: Sequence[Difference], manifest: Manifest, host: Command
         # No flag sets these alone: they follow from others, so the command line must become the build's.
         done = {_named(change) for change in found.values()}
         rest = [c for c in _command_line(ours, theirs, host) if _named(c) not in done]
+        ignored = _ignored(host.flags, factors)
+        rest = [c for c in rest if _named(c) not in ignored] or rest
         found[open_factors[0]] = AND.join(rest)
     return found
 
@@ -111,7 +123,7 @@ def _flag(
     flags: Mapping[str, str],
 ) -> str | None:
     """The change of the flag that sets this factor; None if none does."""
-    flag = flags.get(factor)
+    flag = flags.get(factor) or flags.get(f"*.{factor.partition('.')[2]}")
     if flag is None:
         return None
     opposite = f"--no-{flag.removeprefix('--')}"
@@ -129,9 +141,16 @@ def _flag(
     return _give(flag, wheel)
 
 
+def _ignored(flags: Mapping[str, str], factors: Collection[str]) -> set[str]:
+    """Flags of fields that the engine leaves out of the key of a part whose other fields it names."""
+    parts = {factor.partition(".")[0] for factor in factors} - {"vllm"}
+    pairs = ((field.partition("."), flag) for field, flag in flags.items())
+    return {flag for (part, dot, name), flag in pairs if dot and part in parts and f"{part}.{name}" not in factors}
+
+
 def _command_line(ours: Mapping[str, str | None], theirs: Mapping[str, str | None], host: CommandLine) -> list[str]:
     """What makes the flags those of the build; of flags that the engine's configuration does not know, nothing."""
-    known = {*host.flags.values()}
+    known = {flag for field, flag in host.flags.items() if not field.startswith("*.")}
     known |= {f"--no-{flag.removeprefix('--')}" for flag in known}
     found = [_give(flag, value) for flag, value in ours.items() if flag not in theirs or theirs[flag] != value]
     return found + [f"leave out {f}" for f in theirs if f not in ours and f.partition(".")[0] in known]

@@ -140,7 +140,7 @@ def _missed(manifest: Manifest, look_up: Mapping[str, Any], command: CommandLine
     nearest = min((_differences(_factors(manifest, entry), host) for entry in entries), key=len)
     if not nearest:
         yield Reason("key", entries[0].key, look_up["key"], Answer.MISS, why="every named value is equal")
-    advised = changes(nearest, manifest, command)
+    advised = changes(nearest, host, manifest, command)
     for factor, ours, theirs in nearest:
         yield Reason(factor, ours, theirs, Answer.MISS, advised[factor])
 

@@ -91,7 +91,7 @@ def _in_the_key() -> Iterator[Configuration]:
     yield flag("model", "--trust-remote-code")
     yield flag("model", "--hf-overrides", '{"rms_norm_eps": 0.001}')
     yield flag("model", "--max-model-len", "256")
-    yield flag("model", "--dtype", "float16")
+    yield flag("model", "--dtype", "float16", start=True)
     yield flag("model", "--quantization", "fp8")
     yield flag("model", "--generation-config", "vllm")
     yield flag("model", "--override-generation-config", '{"temperature": 0.5}')

@@ -12,6 +12,7 @@ What a variable sets when the engine is *imported* does not follow a request: st
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -20,6 +21,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,20 @@ PRELOAD = (
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.gpu_worker",
     "vllm.v1.worker.gpu_model_runner",
+    "vllm.v1.worker.gpu.model_runner",
     "vllm.model_executor.models.llama",
     "vllm.v1.attention.backends.flash_attn",
+    "vllm.v1.attention.backends.flashinfer",
+    "vllm.v1.attention.backends.triton_attn",
+    "vllm.v1.attention.backends.flex_attention",
+    "vllm.lora.model_manager",
+    "vllm.distributed.kv_transfer.kv_connector.utils",
+    "vllm.compilation.backends",
+    "vllm.compilation.caching",
     "vllm.compilation.decorators",
+    "vllm.third_party.deep_gemm",
+    "compressed_tensors.compressors",
+    "transformers.file_utils",
     "torch._inductor.compile_fx",
 )
 
@@ -68,9 +81,11 @@ def main(directory: Path) -> None:
     target = targets.Target(**{**record, "unverified": tuple(record["unverified"]), "sources": {}})
     with pretend(target, scratch=directory) as pretence:
         for name in PRELOAD:
-            importlib.import_module(name)
+            with suppress(ImportError):
+                importlib.import_module(name)
         importlib.import_module("hatch_model_cache.compile.worker")
         importlib.import_module("hatch_model_cache.compile.engines.vllm")
+        gc.freeze()
         answers.write("ready\n")
         for line in sys.stdin:
             request = json.loads(line)

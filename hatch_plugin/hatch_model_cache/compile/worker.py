@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -90,6 +91,8 @@ def perform(job: Mapping[str, Any], pretence: Pretence, progress: Progress) -> d
     arguments = adapter.parse(job["serve_arguments"])
     pretence.device.count = adapter.ranks(arguments)
     config = adapter.create_config(arguments)
+    # The engine collects garbage several times while it starts. In what was imported there is none, and there is much.
+    gc.freeze()
     pretence.device.log.on_kernel = lambda kernel: progress.tell(kernel=kernel.name)
     task = {"compile": _compile, "look-up": _look_up}[job["task"]]
     result = task(adapter, pretence, config, job, progress)

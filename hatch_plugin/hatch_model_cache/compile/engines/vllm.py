@@ -277,16 +277,18 @@ def _parser() -> Any:
 def flags() -> dict[str, str]:
     """The flag of every field of the configuration that has one: ``"<part>.<field>"`` → flag.
 
-    Read from the engine's source, where each flag is declared with the field that it sets; a flag that takes a whole
-    part (``--compilation-config``) stands under the part's name.
+    Read from the engine's source, where each flag is declared with the field that it sets; ``"*.<field>"`` is the flag
+    that has the field's name, whatever part it sets. A flag that takes a whole part (``--compilation-config``) stands
+    under the part's name.
     """
     from vllm.engine.arg_utils import EngineArgs
 
     source = inspect.getsource(EngineArgs.add_cli_args)
-    declared = re.findall(r'"(--[a-z0-9-]+)",\s*(?:"-[\w-]+",\s*)*\*\*(\w+?)_kwargs\["(\w+)"\]', source)
-    parts = {flag.removeprefix("--").removesuffix("-config").replace("-", "_"): flag for flag in options().values()}
+    declared = re.findall(r'"(--[a-z0-9-]+)",\s*(?:"-[\w-]+",\s*)*\*\*(?:\{\s*\*\*)?(\w+?)_kwargs\["(\w+)"\]', source)
+    fields = {flag.removeprefix("--").replace("-", "_"): flag for flag in options().values()}
     return {
-        **{part: flag for part, flag in parts.items() if flag.endswith("-config")},
+        **{name.removesuffix("_config"): flag for name, flag in fields.items() if name.endswith("_config")},
+        **{f"*.{name}": flag for name, flag in fields.items()},
         **{f"{part}.{field}": flag for flag, part, field in declared},
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def install(patches: Patches, device: Device) -> None:
     import vllm.utils.torch_utils as torch_utils
     import vllm.v1.worker.gpu.model_runner
     import vllm.v1.worker.gpu_model_runner
-    import vllm.v1.worker.gpu_worker  # noqa: F401 - these three hold copies of what is replaced below
+    import vllm.v1.worker.gpu_worker  # these three hold copies of what is replaced below
 
     patches.set_everywhere(torch_utils, "PIN_MEMORY", False, why="pinning needs the driver", checked=CHECKED)
 
@@ -48,6 +49,15 @@ def install(patches: Patches, device: Device) -> None:
     )
     patches.set_everywhere(
         dummy, "initialize_single_dummy_weight", lambda *_, **__: None, why="there is no storage", checked=CHECKED
+    )
+
+    worker = vllm.v1.worker.gpu_worker.Worker
+    patches.set(
+        worker,
+        "_maybe_get_memory_pool_context",
+        lambda *_, **__: contextlib.nullcontext(),
+        why="a pool of device memory (sleep mode) needs the driver",
+        checked=CHECKED,
     )
 
     class ShapesOnlyLoader(dummy.DummyModelLoader):  # type: ignore[misc]
