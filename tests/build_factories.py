@@ -141,6 +141,7 @@ def document(
             "mode": "cross",
             "tool": "synthetic artifacts of the tests",
             "recipe_digest": recipe.digest(),
+            "source": {"commit": "c" * 40, "dirty": True},
             "warnings": [],
             "stand_ins": [{"site": "synthetic.py:1", "answer": "1", "count": 2}],
         },

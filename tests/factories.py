@@ -107,6 +107,7 @@ def make_document(
             "mode": "cross",
             "tool": "hatch-model-cache 0.1.0",
             "recipe_digest": sha(b"recipe"),
+            "source": {"commit": "c" * 40, "dirty": False},
             "warnings": ["total_memory has no source"],
             "stand_ins": [{"site": "vllm/x.py:1", "answer": "1", "count": 2}],
         },

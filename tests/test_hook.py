@@ -197,7 +197,10 @@ def test_the_wheel_is_data_only(frontends: dict[str, tuple[Path, subprocess.Comp
     info = f"{STEM}.dist-info"
     assert sorted(content) == sorted(
         [f"{PACKAGE}/manifest.json", *blobs]
-        + [f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")]
+        + [
+            f"{info}/{name}"
+            for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "sboms/model-cache.cdx.json")
+        ]
     )
     schema = json.loads((Path(model_cache.__file__).parent / "manifest.schema.json").read_text())
     manifest = json.loads(content[f"{PACKAGE}/manifest.json"])

@@ -13,7 +13,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
 from model_cache.names import normalize, printable
 
-from . import naming
+from . import naming, sbom
 from .artifacts import FILE_NAME, Artifacts, read
 from .pack import Packed, pack
 from .recipe import HOOK, WEIGHT_SUFFIXES, Recipe, config_files
@@ -138,6 +138,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         include[str(manifest)] = f"{package}/manifest.json"
         for member, source in packed.members().items():
             include[str(_not_executable(source, staging / Path(member).name))] = f"{package}/{member}"
+        _add_sbom(packed, staging, build_data)
         build_data["tag"] = packed.tag
         build_data["pure_python"] = packed.pure
         self._packed = packed
@@ -212,6 +213,16 @@ def _signing_key() -> PrivateKey | None:
             f"{KEY_VARIABLE} must be an absolute path, not `{path}`: a build runs in a temporary directory."
         )
     return load_key(path)
+
+
+def _add_sbom(packed: Packed, staging: Path, build_data: dict[str, Any]) -> None:
+    """Put the bill of materials into dist-info/sboms."""
+    path = staging / sbom.FILE_NAME
+    path.write_bytes(sbom.to_bytes(packed.manifest))
+    if "sbom_files" in build_data:
+        build_data["sbom_files"].append(str(path))
+    else:  # an older hatchling knows only dist-info/extra_metadata
+        build_data["extra_metadata"][str(path)] = f"sboms/{sbom.FILE_NAME}"
 
 
 def _not_executable(source: Path, copy: Path) -> Path:

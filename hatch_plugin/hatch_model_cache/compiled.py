@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -16,6 +17,7 @@ from model_cache.errors import CompileError
 
 from . import artifacts, cubin
 from .recipe import Recipe
+from .source import source_of
 from .targets import Target
 
 
@@ -86,6 +88,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
             "mode": "cross",
             "tool": f"hatch-model-cache {model_cache.__version__}",
             "recipe_digest": recipe.digest(),
+            "source": dataclasses.asdict(source_of(recipe)),
             "warnings": recipe.warnings(),
             "stand_ins": _stand_ins(results),
         },

@@ -60,6 +60,9 @@ def _build(manifest: Manifest) -> Iterator[str]:
     if registers:
         yield f"  kernels    {len(registers)}, up to {max(registers)} registers, {spilling} with spills"
     yield f"  built      {build.mode} by {build.tool}, recipe {build.recipe_digest[:16]}"
+    if build.source.commit:
+        dirty = " with uncommitted changes" if build.source.dirty else ""
+        yield f"  source     commit {build.source.commit}{dirty}"
     for warning in build.warnings:
         yield f"    warning: {warning}"
     for stand_in in build.stand_ins:

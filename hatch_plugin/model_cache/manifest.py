@@ -25,6 +25,7 @@ MODES = frozenset({"0644", "0755"})
 BUILD_MODES = frozenset({"capture", "cross", "native"})
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _KEY = re.compile(r"[0-9a-f]{8,128}")
 _NAME = re.compile(r"model-cache-[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.!+_-]{0,99}")
@@ -103,12 +104,21 @@ class StandIn:
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where the recipe came from. commit: of its project, None without one; dirty: whether it differed from that."""
+
+    commit: str | None
+    dirty: bool
+
+
+@dataclass(frozen=True)
 class Build:
     """How it was built; no time, no host, no path."""
 
     mode: str
     tool: str
     recipe_digest: str
+    source: Source
     warnings: tuple[str, ...] = ()
     stand_ins: tuple[StandIn, ...] = ()
 
@@ -304,9 +314,14 @@ def _build(f: Fields) -> Build:
         mode=f.text("mode", choices=BUILD_MODES),
         tool=f.text("tool", _SOME),
         recipe_digest=f.text("recipe_digest", _SHA256),
+        source=f.one("source", _source),
         warnings=f.texts("warnings", unique=False),
         stand_ins=f.objects("stand_ins", _stand_in),
     )
+
+
+def _source(f: Fields) -> Source:
+    return Source(f.optional_text("commit", _COMMIT), f.boolean("dirty"))
 
 
 def _stand_in(f: Fields) -> StandIn:
