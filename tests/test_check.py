@@ -275,6 +275,16 @@ class TestSeveralWheels:
         assert run(others[0])[0] == 10
 
 
+def test_a13_the_ranks_of_the_command_are_those_that_look(run: Run, built: str) -> None:
+    """A13: the visible device 1 is index 0 inside; a second rank is index 1, and has an artifact of its own."""
+    one = ("--", "env", "CUDA_VISIBLE_DEVICES=1", *COMMAND[1:])
+    assert run(built, command=one)[0] == 0
+    assert run(built, command=(*COMMAND, "-tp", "2"))[0] == 0, "the wheel of the factories has two ranks"
+    code, out, _ = run(built, command=(*COMMAND, "-tp", "4"))
+    assert code == 10
+    assert "miss: ranks is 0_0, 1_0, 2_0, 3_0 here, 0_0, 1_0 in the wheel." in out
+
+
 class TestCommand:
     """`check.parse_command`."""
 

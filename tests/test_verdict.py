@@ -222,6 +222,16 @@ class TestSeveralModels:
         assert verdict(observation(look_up(), look_up(KEYS[1], "eagle_head")), both).answer is Answer.HIT
 
 
+def test_a13_a_rank_that_the_wheel_does_not_have_is_a_miss() -> None:
+    """A13: a rank's artifact has its device's index in it, and another rank must not be taken for it."""
+    seen = dataclasses.replace(observation(), ranks=("0_0", "1_0", "2_0"))
+    found = verdict(seen)
+    assert found.answer is Answer.MISS
+    [reason] = found.reasons
+    assert (reason.factor, reason.wheel, reason.host) == ("ranks", "0_0, 1_0", "0_0, 1_0, 2_0")
+    assert verdict(dataclasses.replace(seen, ranks=("0_0", "1_0"))).answer is Answer.HIT
+
+
 def test_rules_of_another_version_are_not_asked() -> None:
     manifest = dataclasses.replace(wheel(), unkeyed={})
     assert judge(manifest, observation(), rules("0.1.0")).answer is Answer.HIT

@@ -147,4 +147,5 @@ def observe(
         result["look_ups"],
         result["why_nothing"],
         command_line,
+        adapter.expected_ranks(command.arguments),
     )

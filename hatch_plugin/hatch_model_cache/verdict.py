@@ -85,6 +85,7 @@ class Observation:
         look_ups: what it looks for, one per compiled model (`compile.engines.vllm.LookUp`).
         why_nothing: why there are no look-ups.
         command: how it is started.
+        ranks: ``<rank>_<data parallel rank>`` of every process that looks.
     """
 
     target: Mapping[str, Any]
@@ -93,6 +94,7 @@ class Observation:
     look_ups: Sequence[Mapping[str, Any]]
     why_nothing: str | None = None
     command: CommandLine = dataclass_field(default_factory=CommandLine)
+    ranks: Sequence[str] = ("0_0",)
 
 
 LOAD_CHECKED = frozenset({"python", "torch"})
@@ -111,7 +113,7 @@ def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdi
         return Verdict(manifest.name, manifest.version, Answer.UNKNOWN, (Reason.of_nothing(why),), {})
     hits = [e for look_up in seen.look_ups for e in _entries(manifest, look_up) if e.key == look_up["key"]]
     versions = list(_versions(manifest, seen.engine, loaded=bool(hits)))
-    missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen.command)]
+    missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen)]
     reasons = (*versions, *missed, *_other_gpu(manifest, hits, seen.target), *_unsafe(manifest, seen, rules))
     if any(reason.answer is Answer.MISS for reason in versions) or not hits:
         answer = Answer.MISS
@@ -128,10 +130,15 @@ def _entries(manifest: Manifest, look_up: Mapping[str, Any]) -> list[Entry]:
     return [entry for entry in manifest.entries if entry.prefix == look_up["prefix"]]
 
 
-def _missed(manifest: Manifest, look_up: Mapping[str, Any], command: CommandLine) -> Iterator[Reason]:
-    """Why no entry has the key: the differences from the entry that comes nearest."""
+def _missed(manifest: Manifest, look_up: Mapping[str, Any], seen: Observation) -> Iterator[Reason]:
+    """Why no entry has the key (the differences from the one that comes nearest), or not for every rank."""
     entries = _entries(manifest, look_up)
-    if any(entry.key == look_up["key"] for entry in entries):
+    found = [entry for entry in entries if entry.key == look_up["key"]]
+    if found:
+        ranks = {rank for entry in found for rank in entry.ranks}
+        if not ranks.issuperset(seen.ranks):
+            values = ", ".join(sorted(ranks)), ", ".join(seen.ranks)
+            yield Reason("ranks", *values, Answer.MISS, "build a wheel with these ranks")
         return
     if not entries:
         yield Reason("component", None, look_up["prefix"], Answer.MISS, "build a wheel that has this model")
@@ -140,7 +147,7 @@ def _missed(manifest: Manifest, look_up: Mapping[str, Any], command: CommandLine
     nearest = min((_differences(_factors(manifest, entry), host) for entry in entries), key=len)
     if not nearest:
         yield Reason("key", entries[0].key, look_up["key"], Answer.MISS, why="every named value is equal")
-    advised = changes(nearest, host, manifest, command)
+    advised = changes(nearest, host, manifest, seen.command)
     for factor, ours, theirs in nearest:
         yield Reason(factor, ours, theirs, Answer.MISS, advised[factor])
 
