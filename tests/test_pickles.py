@@ -20,13 +20,13 @@ from factories import ENTRY_ONE, make_wheel, sha
 from hatch_model_cache.artifacts import read
 from hatch_model_cache.pack import pack
 from hatch_model_cache.recipe_file import load_recipe
-from model_cache import allowed_globals, cli, pickles
+from model_cache import allowed_globals, cli, contents, pickles
 from model_cache.archive import WheelPayload
 from model_cache.errors import DamagedError, NotTrustedError
 from model_cache.keyring import Keyring
 from model_cache.pickles import CAREFUL, Global, Report, report
 from model_cache.trust import Trust
-from model_cache.verify import DeadlineError, verify
+from model_cache.verify import DeadlineError, read_manifest, verify
 
 VLLM = allowed_globals.rules("vllm")
 
@@ -109,6 +109,10 @@ def test_names_put_together_on_the_stack_are_followed() -> None:
     assert pickle.loads(program(body)) is os.system  # the reader agrees with the real one
 
 
+def test_a_name_may_be_the_same_string_twice() -> None:
+    assert report(program(text("this") + b"2\x93")).globals == {Global("this", "this"): 1}
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
@@ -187,6 +191,7 @@ ELLIPSIS = call("dill._dill", "_eval_repr", text("Ellipsis") + b"\x85")
     [
         (ELLIPSIS, ""),
         (call("dill._dill", "_eval_repr", text("__import__('os').abort()") + b"\x85"), "would call"),
+        (call("dill._dill", "_eval_repr", text("quit") + b"\x85"), "would call"),
         (call("dill._dill", "_eval_repr", call("collections", "Counter", b")") + b"\x85"), "would call"),
         (call("dill._dill", "_load_type", text("int") + b"\x85"), ""),
         (call("dill._dill", "_load_type", text("FunctionType") + b"\x85"), "would call"),
@@ -291,6 +296,25 @@ def test_where_signatures_are_required_unknown_names_are_refused(
                 verify(payload, trust=Trust("require", Keyring()))
         assert caught.value.problems == (f"{ENTRY_ONE}/rank_0_0/model: would import posix.system (once)",)
         assert not sentinel.exists()
+
+
+def test_what_the_engine_unpickles_is_looked_at_whatever_it_looks_like(tmp_path: Path) -> None:
+    old = b"(S'touch x'\niposix\nsystem\n."  # of protocol 0: begins like nothing in particular
+    wheel = make_wheel(tmp_path, {ENTRY_ONE: {"rank_0_0/model": old}}, changes={"entries.0.files.0.contains": ["json"]})
+    with WheelPayload(str(wheel)) as payload:
+        [looked] = contents.look(payload, read_manifest(payload).manifest)
+    assert looked.problems == ("would import posix.system (once)",)
+
+
+def test_what_is_looked_at_is_what_was_hashed(tmp_path: Path) -> None:
+    data, other = pickle.dumps("right"), pickle.dumps("wrong")
+
+    def change(files: dict[str, bytes]) -> None:
+        files[next(name for name in files if "/blobs/" in name)] = other
+
+    with WheelPayload(str(make_wheel(tmp_path, {ENTRY_ONE: {"rank_0_0/model": data}}, edit=change))) as payload:
+        [looked] = contents.look(payload, read_manifest(payload).manifest)
+    assert looked.problems == ("has other content than the manifest says",)
 
 
 def test_inspect_lists_what_would_be_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -252,6 +252,17 @@ def test_a_revoked_key_is_refused_under_every_policy(
     assert "a key that is revoked here" in refusal(wheel)
 
 
+def test_no_other_signature_hides_a_revoked_one(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_CACHE_POLICY", "prefer")
+    lost, unknown, old = (make_key(tmp_path, name) for name in ("lost", "unknown", "old"))
+    for private, _, _ in (lost, unknown, old):
+        signed(wheel, private)
+    folder = trusted_by(tmp_path, old[1], text=f"# expires: {BEFORE}\n{old[1].read_text()}")
+    assert judged(wheel).status == "expired"
+    (folder / "revoked").write_text(lost[2])
+    assert "a key that is revoked here" in refusal(wheel)
+
+
 def test_an_expired_key_counts_no_more(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private, public, key = make_key(tmp_path)
     signed(wheel, private)
