@@ -213,7 +213,7 @@ class TestSeveralModels:
         assert found.keys == {"backbone": KEYS[0], "eagle_head": OTHER_KEY}
 
     def test_one_that_is_unsafe_speaks_for_all(self) -> None:
-        unkeyed = UNKEYED | {"lora.enabled": True}
+        unkeyed = UNKEYED | {"speculative.method": "eagle"}
         found = verdict(observation(look_up() | {"unkeyed": unkeyed}, look_up(OTHER_KEY, "eagle_head")))
         assert found.answer is Answer.UNSAFE
 

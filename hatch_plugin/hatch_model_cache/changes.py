@@ -82,7 +82,8 @@ def changes(
         done = {_named(change) for change in found.values()}
         rest = [c for c in _command_line(ours, theirs, host) if _named(c) not in done]
         ignored = _ignored(host.flags, factors)
-        rest = [c for c in rest if _named(c) not in ignored] or rest
+        likely = [c for c in rest if _named(c) not in ignored]
+        rest = likely if likely or any(found.values()) else rest
         found[open_factors[0]] = AND.join(rest)
     return found
 

@@ -112,6 +112,12 @@ def _in_the_key() -> Iterator[Configuration]:
     yield flag("compilation", "--optimization-level", "1", start=True)
     yield flag("own part", "--attention-backend", "TRITON_ATTN")
     yield flag("own part", "--enable-lora")
+    yield Configuration(
+        "`--lora-target-modules q_proj`, with LoRA",
+        "own part",
+        flags={"--enable-lora": None, "--lora-target-modules": "q_proj"},
+        against="`--enable-lora`",
+    )
     yield flag("own part", "--cpu-offload-gb", "1")
     yield flag("own part", "--additional-config", '{"a": 1}')
     yield flag("own part", "--kv-transfer-config", '{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}')
@@ -185,18 +191,15 @@ def _in_no_key_and_it_matters() -> Iterator[Configuration]:
     yield Configuration("GPU: same name, capability 8.0", part, gpu={"compute_capability": "8.0"})
     yield variable(part, "TRITON_DEFAULT_FP_FUSION", "0", at_import=True)
     speculative = '{"method": "ngram", "num_speculative_tokens": 3}'
-    yield Configuration(
-        "`--speculative-config`: 3 → 5 tokens",
-        part,
-        flags={"--speculative-config": speculative.replace("3", "5")},
-        against=f"`--speculative-config {speculative}`",
-    )
-    yield Configuration(
-        "`--lora-target-modules q_proj`, with LoRA",
-        part,
-        flags={"--enable-lora": None, "--lora-target-modules": "q_proj"},
-        against="`--enable-lora`",
-    )
+    eager: dict[str, str | bool | None] = {"--compilation-config.cudagraph_mode": "NONE"}  # else its sizes follow
+    three = Configuration("ngram, 3 tokens, no CUDA graphs", part, flags={**eager, "--speculative-config": speculative})
+    yield three
+    for title, other in (
+        ("ngram, 5 tokens, no CUDA graphs", speculative.replace("3", "5")),
+        ("ngram_gpu, 3 tokens, no CUDA graphs", speculative.replace("ngram", "ngram_gpu")),
+    ):
+        flags = {**eager, "--speculative-config": other}
+        yield Configuration(title, part, flags=flags, against=three.title)
     nothing = {"CUDA_PATH": "/nonexistent"}
     yield Configuration("nvcc is not found (`CUDA_PATH`)", part, environment=nothing, at_import=True)
 

@@ -85,6 +85,9 @@ def main(directory: Path) -> None:
                 importlib.import_module(name)
         importlib.import_module("hatch_model_cache.compile.worker")
         importlib.import_module("hatch_model_cache.compile.engines.vllm")
+        from triton.backends.nvidia.compiler import get_ptxas_version
+
+        get_ptxas_version(int(record["compute_capability"].replace(".", "")))  # else every child runs ptxas for it
         gc.freeze()
         answers.write("ready\n")
         for line in sys.stdin:

@@ -37,7 +37,7 @@ from matrix import advice, table  # noqa: E402
 from matrix.configurations import BASE, BASE_FLAGS, H100, HUB_ID, MODEL, Configuration, everything  # noqa: E402
 from matrix.row import Row  # noqa: E402
 from matrix.server import Server, serving  # noqa: E402
-from model_cache.manifest import Manifest  # noqa: E402
+from model_cache.manifest import Manifest, Serve  # noqa: E402
 
 PLACE = ROOT / ".matrix"
 PYTHON = Path(os.environ.get("MODEL_CACHE_TEST_ENGINE") or ROOT / ".engines" / "vllm-0.33.0" / "bin" / "python")
@@ -79,12 +79,9 @@ class Matrix:
             "CUDA_CACHE_DISABLE": "1",
         }
 
-    def ask(self, configuration: Configuration, server: Server | None, what: str = "asked") -> dict[str, Any] | None:
+    def ask(self, configuration: Configuration, server: Server | None) -> dict[str, Any] | None:
         """The engine's answer, from the last run if it is known; None if it is not and there is no server."""
-        identity = [self._stamp, what, configuration.arguments, configuration.environment, configuration.target]
-        identity += [configuration.gpu, configuration.against]
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
-        path = self._answers / f"{digest}.json"
+        path = self._kept(configuration, "asked")
         if path.is_file():
             known: dict[str, Any] = json.loads(path.read_text())
             return known
@@ -93,6 +90,13 @@ class Matrix:
         answer = server.ask(configuration.arguments, configuration.environment, self.work)
         path.write_text(json.dumps(answer))
         return answer
+
+    def _kept(self, configuration: Configuration, what: str) -> Path:
+        """The file of an answer that depends on nothing else than this."""
+        identity = [self._stamp, what, configuration.arguments, configuration.environment, configuration.target]
+        identity += [configuration.gpu, configuration.against]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+        return self._answers / f"{digest}.json"
 
     def lies_there(self, key: str) -> bool:
         """Whether the engine finds an artifact under a key."""
@@ -106,20 +110,20 @@ class Matrix:
         """
         if configuration.against is None:
             return self.manifest
-        seen = self.rows[configuration.against].observation
-        [look_up] = seen.look_ups
+        other = self.rows[configuration.against]
+        [look_up] = other.observation.look_ups
         [entry] = self.manifest.entries[:1]
         directory = f"{AOT}/{look_up['key']}"
         if not (self.cache / directory).exists():
             shutil.copytree(self.cache / entry.directory, self.cache / directory)
-        factors = {**look_up["factors"]}
-        named = dataclasses.replace(entry, directory=directory, key=look_up["key"], factors="f", factor_overrides={})
         return dataclasses.replace(
             self.manifest,
-            entries=(named,),
-            factors={"f": factors},
+            entries=(
+                dataclasses.replace(entry, directory=directory, key=look_up["key"], factors="f", factor_overrides={}),
+            ),
+            factors={"f": look_up["factors"]},
             unkeyed=look_up["unkeyed"],
-            serve=self.manifest.serve,
+            serve=Serve(tuple(other.configuration.arguments[1:]), other.configuration.environment),
         )
 
     def note(self, configuration: Configuration, answer: Mapping[str, Any]) -> Row:
@@ -160,7 +164,10 @@ class Matrix:
             row.advised = all(u["key"] in wanted for u in answer["look_ups"]) and all(answer["loaded"])
 
     def start(self, configuration: Configuration) -> bool:
-        """Start a real `vllm serve`; whether it loaded everything and compiled nothing."""
+        """Start a real `vllm serve`, unless that was done; whether it loaded everything and compiled nothing."""
+        kept = self._kept(configuration, "started")
+        if kept.is_file():
+            return bool(json.loads(kept.read_text()))
         root = PLACE / "start"
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(self.cache, root)
@@ -172,6 +179,7 @@ class Matrix:
         if report.error:
             raise SystemExit(f"{configuration.title}: {report.error}; log: {log}")
         assert report.warm or report.inductor_compiles > 0, report
+        kept.write_text(json.dumps(report.warm))
         return report.warm
 
 

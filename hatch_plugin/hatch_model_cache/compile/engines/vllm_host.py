@@ -52,12 +52,10 @@ def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
     """
     from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
-    speculative, lora = config.speculative_config, config.lora_config
+    speculative = config.speculative_config
     facts: dict[str, str | bool | int | None] = {
         "speculative.method": speculative.method if speculative else None,
         "speculative.num_speculative_tokens": speculative.num_speculative_tokens if speculative else None,
-        "lora.enabled": lora is not None,
-        "lora.target_modules": ",".join(sorted(lora.target_modules)) if lora and lora.target_modules else None,
         "attention.backends": ",".join(sorted({b.__name__ for b in get_current_attn_backends(config)})),
         "parallel.tensor_parallel_size": config.parallel_config.tensor_parallel_size,
         "triton.environment": _triton_environment(),

@@ -27,7 +27,16 @@ _SECRET_NAME = re.compile(r"(KEY|TOKEN|CREDENTIALS?)$|SECRET|PASSW", re.IGNORECA
 # beside them, so an item that is not named here still shows.
 _UNNAMED = {
     "scheduler": ("max_num_batched_tokens", "max_num_seqs"),
-    "lora": ("max_lora_rank", "max_loras", "fully_sharded_loras", "lora_dtype", "enable_tower_connector_lora"),
+    "lora": (
+        "max_lora_rank",
+        "max_loras",
+        "fully_sharded_loras",
+        "lora_dtype",
+        "enable_tower_connector_lora",
+        "enable_mixed_moe_lora_format",
+        "enable_moe_shared_loras",
+        "target_modules",
+    ),
 }
 
 
