@@ -28,7 +28,7 @@ from factories import (
     make_site,
     run,
 )
-from model_cache import files, kept, leftovers, state
+from model_cache import files, kept, leftovers, staging, state
 from model_cache.deploy import HeldError, rollback
 from model_cache.errors import DamagedError, MismatchError, NotFoundError
 from model_cache.names import data_package
@@ -101,8 +101,13 @@ def test_keeping_costs_no_space(sites: list[Path], root: Path) -> None:
 def test_without_hard_links_it_is_copied_and_without_space_not_kept(
     sites: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def refused(*_: Any, **__: Any) -> None:
-        raise OSError(number, os.strerror(number))
+    real = os.link
+
+    def refused(source: str, target: str, **options: Any) -> None:
+        if number == errno.ENOSPC and target == "owner":
+            real(source, target, **options)
+        else:
+            raise OSError(number, os.strerror(number))
 
     run(sites[0], root)
     monkeypatch.setattr(os, "link", refused)
@@ -306,3 +311,40 @@ def test_a_file_that_the_new_version_does_not_have_goes(tmp_path: Path, root: Pa
     assert not run(tmp_path / "next/site", root).changed
     rollback(NAME, str(root), make_host())
     assert files_of(root) == expected_files() | {f"{ENTRY_ONE}/added": b""}
+
+
+def test_an_engine_that_starts_in_between_does_not_keep_the_entry_away(
+    sites: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM makes `<entry>/inductor_cache` at its start, perhaps just before the entry is moved into place."""
+    real = staging.place
+
+    def engine_is_faster(parent: int, staged: str, name: str) -> bool:
+        (root / ENTRY_ONE / "inductor_cache").mkdir(parents=True, exist_ok=True)
+        return real(parent, staged, name)
+
+    monkeypatch.setattr(staging, "place", engine_is_faster)
+    outcome = run(sites[0], root)
+    assert {entry.action for entry in outcome.entries} == {"deployed"}
+    assert files_of(root) == expected_files()
+    remove(NAME, str(root))
+    assert files_of(root) == {}
+
+
+def test_what_an_engine_still_writes_into_a_directory_that_was_moved_aside_is_not_lost(
+    sites: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(sites[0], root)
+    real = staging._empty
+    passes = []
+
+    def engine_is_slow(parent: int, old: int, *arguments: Any) -> None:
+        real(parent, old, *arguments)
+        passes.append(old)
+        if len(passes) < 3:
+            descriptor = os.open(f"late{len(passes)}", os.O_CREAT | os.O_WRONLY, dir_fd=old)
+            os.close(descriptor)
+
+    monkeypatch.setattr(staging, "_empty", engine_is_slow)
+    run(sites[1], root)
+    assert {f"{ENTRY_ONE}/late1", f"{ENTRY_ONE}/late2"} <= files_of(root).keys()

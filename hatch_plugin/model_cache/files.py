@@ -17,6 +17,9 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY_MODE = 0o755
 FILE_MODE = 0o644
 
+NO_LINKS = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP)
+"""How making a hard link fails where there are none."""
+
 RESERVE_BYTES = 16 * 1024 * 1024
 """What is left free on a disk."""
 
@@ -140,14 +143,16 @@ def write_atomically(directory: int, name: str, data: bytes, temporary: str) -> 
 def walk(directory: int, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """(relative path, lstat) of everything below a directory, children before their directory, sorted."""
     for name in sorted(os.listdir(directory)):
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
-            inner = os.open(name, DIRECTORY, dir_fd=directory)
-            try:
-                yield from walk(inner, f"{prefix}{name}/")
-            finally:
-                os.close(inner)
-        yield prefix + name, status
+        # An engine may be at work in there: what vanishes was not there.
+        with suppress(FileNotFoundError):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                inner = os.open(name, DIRECTORY, dir_fd=directory)
+                try:
+                    yield from walk(inner, f"{prefix}{name}/")
+                finally:
+                    os.close(inner)
+            yield prefix + name, status
 
 
 def remove_tree(parent: int, name: str) -> None:

@@ -23,7 +23,6 @@ from model_cache.root import KEPT, TEMPORARY, Root, temporary_name
 from model_cache.state import DeployedEntry, DeployedFile, State
 from model_cache.verify import Deadline, Verified, blob_path
 
-_NO_LINKS = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP)
 DIST_INFO = ("METADATA", "entry_points.txt")
 
 
@@ -112,7 +111,7 @@ def _keep_file(root: Root, directory: int, file: DeployedFile, place: int) -> No
         except FileExistsError:
             return
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in files.NO_LINKS:
                 raise
             _copy(root, from_, source, to, target)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 from zlib import crc32
 
-from model_cache import files, place
+from model_cache import files, owner, place
 from model_cache.errors import ModelCacheError, NotFoundError
 from model_cache.names import RESERVED
 from model_cache.verify import Deadline
@@ -101,14 +101,16 @@ class Root:
     def lock(self, deadline: Deadline) -> Iterator[None]:
         """Keep all others out, as far as the file system can. Raises DeadlineError when it takes too long.
 
-        Where flock does not exist or does nothing, we go on without: each rename stands for itself, and an
-        existing directory is never replaced by a rename, so two deployers cannot mix their files.
+        Where flock does not exist or does nothing, the owner's file keeps them out. Where that fails too, each rename
+        stands for itself, and an existing directory is never replaced by a rename, so nobody mixes files.
         """
         while (descriptor := self._acquire()) is None:
             deadline.check()
             time.sleep(0.02)
         try:
-            yield
+            with owner.held(self.state_directory, temporary_name, deadline, locked=self.locked):
+                self.locked = True
+                yield
         finally:
             self.locked = False
             os.close(descriptor)
@@ -119,8 +121,8 @@ class Root:
             descriptor = _open_lock(directory)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.locked = self._is_lock(descriptor)
-                if self.locked:
+                if self._is_lock(descriptor):
+                    self.locked = _excludes(directory)
                     return descriptor
             except BlockingIOError:
                 pass
@@ -204,9 +206,21 @@ class Root:
         with suppress(OSError), self.state_directory() as state:
             os.rmdir(KEPT, dir_fd=state)
             names.discard(KEPT)
-        if all(name in (LOCK, DIRECTORIES, STAMPS) or name.startswith(TEMPORARY) for name in names):
+        if all(name in (LOCK, DIRECTORIES, STAMPS, owner.OWNER) or name.startswith(TEMPORARY) for name in names):
             with suppress(OSError):  # somebody else is making a new lock right now
                 files.remove_tree(self.descriptor, RESERVED)
+
+
+def _excludes(directory: int) -> bool:
+    """Whether the lock that we hold keeps anybody out: on some file systems flock succeeds and does nothing."""
+    descriptor = _open_lock(directory)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _open_lock(directory: int) -> int:

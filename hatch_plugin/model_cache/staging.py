@@ -18,6 +18,8 @@ from model_cache.root import Root, swap_name
 from model_cache.state import DeployedEntry, DeployedFile
 from model_cache.verify import Deadline, blob_path, copy_hash, hash_file
 
+GIVE_BACK_ATTEMPTS = 100
+
 
 def stage(
     payload: Payload, entry: Entry, parent: int, name: str, deadline: Deadline, links: Mapping[str, str] | None = None
@@ -181,20 +183,6 @@ def replace(parent: int, staged: str, name: str, wrong: tuple[str, ...], ours: s
     give_back(parent, aside, name, ours)
 
 
-def give_back(parent: int, aside: str, name: str, ours: set[str]) -> list[str]:
-    """Move what is not ours from the directory `aside` back to the place `name`, and delete `aside`; what was moved.
-
-    What has come to `name` in the meantime under the same path wins.
-    """
-    with files.opened(parent, aside) as old:
-        extras = [path for path, status in files.walk(old) if not stat.S_ISDIR(status.st_mode) and path not in ours]
-        if extras:
-            with files.opened(parent, name, []) as new:
-                _carry_over(old, new, "", ours)
-    files.remove_tree(parent, aside)
-    return extras
-
-
 def _replace_file(parent: int, staged: str, name: str, path: str) -> bool:
     folder, _, base = path.rpartition("/")
     try:
@@ -209,32 +197,49 @@ def _replace_file(parent: int, staged: str, name: str, path: str) -> bool:
     return True
 
 
-def _carry_over(old: int, new: int, prefix: str, ours: set[str]) -> None:
-    for name in sorted(os.listdir(old)):
-        path = prefix + name
-        if stat.S_ISDIR(os.stat(name, dir_fd=old, follow_symlinks=False).st_mode):
-            if any(True for _ in _extras(old, name, path, ours)):
-                with files.opened(old, name) as inner, files.opened(new, name, []) as target:
-                    _carry_over(inner, target, f"{path}/", ours)
-        elif path not in ours:
-            with suppress(FileNotFoundError):
-                if not _exists(new, name):
-                    os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
+def give_back(parent: int, aside: str, name: str, ours: set[str]) -> list[str]:
+    """Move what is not ours from the directory `aside` back to the place `name`, delete the rest; what was moved.
+
+    What has come to `name` in the meantime under the same path wins. A running engine may still be writing to `aside`,
+    so nothing is deleted unseen: it goes on until the directory is empty.
+    """
+    moved: list[str] = []
+    for _ in range(GIVE_BACK_ATTEMPTS):
+        with files.opened(parent, aside) as old:
+            _empty(parent, old, name, ours, moved)
+        try:
+            os.rmdir(aside, dir_fd=parent)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            break
+    return moved
 
 
-def _extras(parent: int, name: str, path: str, ours: set[str]) -> Iterable[str]:
-    with files.opened(parent, name) as directory:
-        for child, status in files.walk(directory, f"{path}/"):
-            if not stat.S_ISDIR(status.st_mode) and child not in ours:
-                yield child
+def _empty(parent: int, old: int, name: str, ours: set[str], moved: list[str]) -> None:
+    """One pass over a directory that was moved aside."""
+    for path, status in files.walk(old):
+        folder, _, base = path.rpartition("/")
+        with suppress(FileNotFoundError), files.opened(old, folder) as place:
+            if stat.S_ISDIR(status.st_mode):
+                with suppress(OSError):
+                    os.rmdir(base, dir_fd=place)
+            elif path in ours or not _move(parent, f"{name}/{folder}".rstrip("/"), place, base):
+                os.unlink(base, dir_fd=place)
+            else:
+                moved.append(path)
 
 
-def _exists(directory: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+def _move(parent: int, folder: str, source: int, base: str) -> bool:
+    """Move a file to a directory below `parent`; False when there is something by that name."""
+    with files.opened(parent, folder, []) as target:
+        try:
+            os.stat(base, dir_fd=target, follow_symlinks=False)
+        except FileNotFoundError:
+            os.rename(base, base, src_dir_fd=source, dst_dir_fd=target)
+            return True
+    return False
 
 
 def take_away(root: Root, entry: DeployedEntry, deadline: Deadline, *, even_if_changed: bool = False) -> list[str]:

@@ -200,7 +200,7 @@ def _place(root: Root, step: Step, staged: str, ours: dict[str, set[str]]) -> St
         # A network disk may show a directory of ours late, when we had planned to make it.
         if not step.exists and (staging.place(parent, staged, step.name)):
             return step
-        if step.exists or known:
+        if step.exists or known or _can_be_filled(root, step):
             wrong = step.wrong if step.exists else tuple(file.path for file in step.entry.files)
             listed = {file.path for file in step.target.files}
             staging.replace(parent, staged, step.name, wrong, known | listed, whole=not known <= listed)
@@ -208,6 +208,12 @@ def _place(root: Root, step: Step, staged: str, ours: dict[str, set[str]]) -> St
         # Somebody without a working lock was faster. What is there is not ours.
         files.remove_tree(parent, staged)
         return plan.kept(step.entry, "was put there by somebody else in the meantime")
+
+
+def _can_be_filled(root: Root, step: Step) -> bool:
+    """Whether an engine that has started in between has made the directory, but nothing of what we want in it."""
+    found = staging.compare(root, step.entry.directory, step.target.files, Deadline())
+    return found is not None and bool(found.missing) and not found.changed
 
 
 def _settle(
