@@ -671,7 +671,7 @@ def test_killed_at_any_time_no_entry_is_torn_and_the_next_deploy_heals(site: Pat
     newer = make_site(tmp_path / "next", contents=NEXT, version="2.0.0")
     generator = random.Random(1)
     phases = set()
-    for attempt in range(25):
+    for attempt in range(12):
         pid = os.fork()
         if pid == 0:
             deploy_and_remove_forever([site, newer], root)

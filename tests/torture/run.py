@@ -21,7 +21,7 @@ import kills
 import places
 from world import Failed, World, world
 
-SHORT = {"kills": 12, "seconds": 0.5, "faults": 8, "disks": 3, "crowds": 3}
+SHORT = {"kills": 8, "seconds": 0.2, "faults": 5, "disks": 2, "crowds": 3}
 LONG = {"kills": 500, "seconds": 120.0, "faults": 300, "disks": 60, "crowds": 30}
 
 
