@@ -88,6 +88,20 @@ def test_a_part_s_hash_is_left_out_where_its_values_speak() -> None:
     assert [r.factor for r in found.reasons] == ["lora.hash", "scheduler.max_num_seqs"]
 
 
+def test_a_part_that_only_one_side_has_is_one_difference() -> None:
+    found = missed(("--speculative-config", "{}"), speculative__method="ngram", speculative__model="m")
+    assert [(r.factor, r.wheel, r.host, r.change) for r in found.reasons] == [
+        ("speculative", None, "given", "leave out --speculative-config")
+    ]
+    manifest = wheel(
+        factors={"f": {"lora.hash": "a", "lora.max_loras": "1", "model.dtype": "x"}}, serve__arguments=["--enable-lora"]
+    )
+    seen = observation(look_up(OTHER_KEY) | {"factors": {"model.dtype": "x", "model.model": MODEL}})
+    reasons = verdict(seen, manifest).reasons
+    assert [(r.factor, r.wheel, r.host) for r in reasons] == [("lora", "given", None)]
+    assert "give --enable-lora" in reasons[0].change
+
+
 def test_another_key_with_equal_values_is_a_miss_with_both_keys() -> None:
     [reason] = verdict(observation(look_up(OTHER_KEY))).reasons
     assert (reason.factor, reason.wheel, reason.host, reason.answer) == ("key", KEYS[0], OTHER_KEY, Answer.MISS)

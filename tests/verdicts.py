@@ -35,6 +35,7 @@ FLAGS = {
     "model.quantization": "--quantization",
     "model.seed": "--seed",
     "model.trust_remote_code": "--trust-remote-code",
+    "speculative": "--speculative-config",
     "scheduler.async_scheduling": "--async-scheduling",
     "scheduler.max_num_seqs": "--max-num-seqs",
     "vllm.optimization_level": "--optimization-level",

@@ -124,7 +124,7 @@ def _flag(
     flags: Mapping[str, str],
 ) -> str | None:
     """The change of the flag that sets this factor; None if none does."""
-    flag = flags.get(factor) or flags.get(f"*.{factor.partition('.')[2]}")
+    flag = flags.get(factor) or flags.get(f"*.{factor.partition('.')[2] or factor}")
     if flag is None:
         return None
     opposite = f"--no-{flag.removeprefix('--')}"
@@ -135,7 +135,7 @@ def _flag(
         if name in theirs:
             return f"leave out {name}"
     # set by neither: a default that depends on something else
-    if wheel is None or wheel.startswith("sha256:") or wheel == "null":
+    if wheel is None or wheel.startswith("sha256:") or wheel == "null" or "." not in factor:
         return None
     if wheel in ("true", "false"):
         return f"give {flag if wheel == 'true' else opposite}"

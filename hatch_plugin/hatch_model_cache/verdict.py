@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -157,12 +158,17 @@ def _factors(manifest: Manifest, entry: Entry) -> dict[str, str]:
 
 
 def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[Difference]:
+    """What differs, a whole part that one side does not have as one difference."""
+    here, there = (Counter(name.partition(".")[0] for name in side) for side in (ours, theirs))
+    one_sided = {part for part, n in (here + there).items() if n > 1 and not (here[part] and there[part])}
+    whole = [(p, "given" if here[p] else None, "given" if there[p] else None) for p in sorted(one_sided)]
+    ours, theirs = ({n: v for n, v in side.items() if n.partition(".")[0] not in one_sided} for side in (ours, theirs))
     names = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
     # a part's own hash says nothing that the values in it do not say better
     parents = {name for name in names if any(other.startswith(f"{name}.") for other in names)}
     hashes = {name for name in names if name.endswith(".hash")}
     parents |= {name for name in hashes if any(o.startswith(name.removesuffix("hash")) for o in names if o != name)}
-    return [(name, ours.get(name), theirs.get(name)) for name in names if name not in parents]
+    return whole + [(name, ours.get(name), theirs.get(name)) for name in names if name not in parents]
 
 
 def _versions(manifest: Manifest, engine: Mapping[str, str], *, loaded: bool) -> Iterator[Reason]:
