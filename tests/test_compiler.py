@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
 import time
@@ -157,6 +158,8 @@ def test_every_rank_and_target_is_compiled(tmp_path: Path) -> None:
         ("quit", "the engine ended without a result (exit status 3)", "no result"),
         ("error", "ValueError: the model's head size is odd. The engine's log", "a long story"),
         ("leftover", "cannot be shipped", "saved, nearly"),
+        ("nonsense", "left a result that cannot be read", "out of space"),
+        ("half", "left a result that cannot be read", "of another release"),
     ],
 )
 def test_failure_leaves_a_named_log_and_nothing_else(
@@ -292,6 +295,25 @@ def test_an_output_in_use_is_refused_before_anything_starts(tmp_path: Path, kind
     with pytest.raises(UsageError, match="is not empty"):
         compile_recipe(recipe(tmp_path), out)
     assert not (tmp_path / "report.json").exists()
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "file/x", "loop", "loop/x", "n" * 300, "NUL\0", "readonly/x"])
+def test_an_output_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "readonly").mkdir(mode=0o500)
+    if place.startswith("readonly") and os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    with pytest.raises(UsageError, match="cannot be made") as caught:
+        compile_recipe(recipe(tmp_path), tmp_path / place)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_a_name_as_long_as_a_name_may_be(tmp_path: Path) -> None:
+    out = tmp_path / ("n" * 255)
+    compile_recipe(recipe(tmp_path), out)
+    assert artifacts.read(out)
 
 
 @pytest.mark.parametrize("through_a_link", [False, True])

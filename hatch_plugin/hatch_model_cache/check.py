@@ -137,6 +137,7 @@ def observe(
             {**environment, **own},
             cwd=Path(directory or Path.cwd()),
             label="check",
+            needed=("engine", "flags", "host_answers", "look_ups", "options", "why_nothing"),
             on_event=lambda event: progress.stage("check", event["stage"]) if "stage" in event else None,
         )
     command_line = CommandLine(command.arguments, environment, result["flags"], result["options"])

@@ -20,6 +20,12 @@ from .recipe import Recipe
 from .source import source_of
 from .targets import Target
 
+RESULT_KEYS = (
+    *("architectures", "artifacts", "engine", "factors", "host_answers", "kernels", "measured"),
+    *("models", "parts", "ranks", "saved", "stand_ins", "unkeyed"),
+)
+"""What the result of a compile process must hold."""
+
 
 @dataclass(frozen=True)
 class RankResult:

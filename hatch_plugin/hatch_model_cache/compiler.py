@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from model_cache.errors import CompileError, DamagedError, UsageError
+from model_cache.names import printable
 
 from . import artifacts, compiled, engine_process, interpreter, targets
 from .compile import engines
@@ -53,15 +54,12 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
         progress: told of stages and kernels.
 
     Raises:
-        UsageError: if `out` is in use, or no interpreter with the engine is known.
+        UsageError: if `out` is in use or cannot be made, or no interpreter with the engine is known.
         CompileError: if the engine fails, or what it left is not complete and right.
     """
-    out = out.resolve()  # a link cannot be renamed over
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is not empty: give a new directory, or remove it first.")
+    out = _checked(out)
     python = interpreter.choose(recipe.engine_name, recipe.python)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with _scratch(recipe.digest()) as scratch:
+    with _staging(out) as staging, _scratch(recipe.digest()) as scratch:
         model = scratch / "model"
         _copy_config(recipe, model)
         results: list[tuple[_Job, dict[str, Any]]] = []
@@ -73,23 +71,54 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
             with ThreadPoolExecutor(max_workers=_processes(len(others))) as pool:
                 run = [pool.submit(_run, python, recipe, job, scratch, progress or Silent()) for job in others]
                 results.extend((job, future.result()) for job, future in zip(others, run, strict=True))
-        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]
         try:
-            collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]
-            try:
-                compiled.collect(recipe, model, collected, staging)
-                # what cannot be packed (a secret, a path of this machine) is better known now than in the build
-                pack(artifacts.read(staging), recipe, name=recipe.distribution_name, version="0")
-            except (CompileError, DamagedError) as error:
-                logs = [engine_process.keep_log(scratch / job.directory, str(job)) for job, _ in results]
-                told = f"What the compile left cannot be shipped (logs: {', '.join(map(str, logs))}):"
-                raise CompileError(told, error.problems or [error.message]) from None
-            staging.chmod(0o755)
+            compiled.collect(recipe, model, collected, staging)
+            # what cannot be packed (a secret, a path of this machine) is better known now than in the build
+            pack(artifacts.read(staging), recipe, name=recipe.distribution_name, version="0")
+        except (CompileError, DamagedError) as error:
+            logs = [engine_process.keep_log(scratch / job.directory, str(job)) for job, _ in results]
+            told = f"What the compile left cannot be shipped (logs: {', '.join(map(str, logs))}):"
+            raise CompileError(told, error.problems or [error.message]) from None
+        staging.chmod(0o755)
+        try:
             if out.exists():
                 out.rmdir()
             staging.rename(out)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+        except OSError as error:
+            raise _cannot_be_made(out, error) from None
+
+
+def _checked(out: Path) -> Path:
+    """Where `out` really is. Raises UsageError unless it can become the artifact directory."""
+    try:
+        real = out.resolve()  # a link cannot be renamed over
+        if real.exists() and (not real.is_dir() or any(real.iterdir())):
+            raise UsageError(f"{real} is not empty: give a new directory, or remove it first.")
+        if real.is_mount():
+            raise UsageError(f"{real} is a mount point, which cannot be replaced: give a directory below it.")
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links; ValueError: a NUL
+        raise _cannot_be_made(out, error) from None
+    return real
+
+
+@contextmanager
+def _staging(out: Path) -> Iterator[Path]:
+    """A directory beside `out`, made before the engine runs: a place that cannot be written to is known at once."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".model-cache-compile-", dir=out.parent))
+    except OSError as error:
+        raise _cannot_be_made(out, error) from None
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _cannot_be_made(out: Path, error: Exception) -> UsageError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return UsageError(f"the artifact directory {printable(str(out)):.300} cannot be made: {reason}")
 
 
 def _copy_config(recipe: Recipe, destination: Path) -> None:
@@ -179,4 +208,6 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
             progress.kernel(str(job), event["kernel"])
 
     environment = interpreter.scrubbed_environment(recipe.environment, cache, directory)
-    return engine_process.run(python, description, directory, environment, label=str(job), on_event=tell)
+    return engine_process.run(
+        python, description, directory, environment, label=str(job), needed=compiled.RESULT_KEYS, on_event=tell
+    )

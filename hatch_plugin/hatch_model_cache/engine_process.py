@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ def run(
     *,
     cwd: Path | None = None,
     label: str,
+    needed: Iterable[str] = (),
     on_event: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
     """Run `compile/worker.py` on a job, to its end, and return its result.
@@ -44,10 +45,11 @@ def run(
         environment: the whole environment of the process.
         cwd: its working directory; `directory` if None.
         label: how errors call it.
+        needed: keys that a result must have.
         on_event: told of every stage and kernel.
 
     Raises:
-        CompileError: if the process fails; its log is kept and named.
+        CompileError: if the process fails, or leaves no result that can be read; its log is kept and named.
     """
     (directory / "job.json").write_text(json.dumps(job), "utf-8")
     reading, writing = os.pipe()
@@ -71,7 +73,7 @@ def run(
             status = process.wait()
         finally:
             end(process)
-    return _result(directory, status, label)
+    return _result(directory, status, label, needed)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -106,16 +108,21 @@ def _lines(process: subprocess.Popen[bytes], pipe: io.FileIO) -> Iterator[bytes]
             return
 
 
-def _result(directory: Path, status: int, label: str) -> dict[str, Any]:
+def _result(directory: Path, status: int, label: str, needed: Iterable[str]) -> dict[str, Any]:
     try:
-        result: dict[str, Any] = json.loads((directory / "result.json").read_text("utf-8"))
+        result = json.loads((directory / "result.json").read_text("utf-8"))
     except FileNotFoundError:
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         log = keep_log(directory, label)
         raise CompileError(f"{label}: the engine ended without a result ({how}). Its log: {log}") from None
-    if "error" in result:
+    except (OSError, ValueError, RecursionError):
+        result = None
+    if isinstance(result, dict) and "error" in result:
         kind = UnknownEngineError if result.get("unknown") else CompileError
-        raise kind(f"{label}: {_short(result['error'])}. The engine's log: {keep_log(directory, label)}")
+        raise kind(f"{label}: {_short(str(result['error']))}. The engine's log: {keep_log(directory, label)}")
+    if not isinstance(result, dict) or not result.keys() >= set(needed):
+        log = keep_log(directory, label)
+        raise CompileError(f"{label}: the engine left a result that cannot be read. Its log: {log}")
     return result
 
 

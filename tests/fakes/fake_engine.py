@@ -187,6 +187,16 @@ class Fake:
         Path(result["artifacts"][0]["path"]).with_name("model.tmp").write_bytes(b"half")
         self.end(result)
 
+    def nonsense(self) -> None:
+        """Leave a result that is no JSON."""
+        print("out of space", flush=True)
+        (self.directory / "result.json").write_text('{"ranks": 1, "art')
+
+    def half(self) -> None:
+        """Leave a result that lacks most of what it must hold."""
+        print("of another release", flush=True)
+        self.end({"ranks": 1})
+
     def meet(self) -> None:
         """Go on only when two of these are running."""
         place = Path(os.environ["FAKE_MEET"])
