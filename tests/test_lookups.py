@@ -136,6 +136,23 @@ def test_a_record_that_cannot_be_written_breaks_nothing(tmp_path: Path, counter:
     assert "could not be recorded" in log.lines[0][0]
 
 
+def test_a_record_that_is_a_fifo_holds_nothing_up(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
+    (tmp_path / ".model-cache").mkdir()
+    os.mkfifo(tmp_path / ".model-cache" / lookups.LOOKUPS)
+    module = engine(counter, loaded := object())
+    lookups.wrap(module, str(tmp_path), log)
+    assert look_up(module, tmp_path) is loaded
+
+
+def test_a_log_that_fails_does_not_reach_the_engine(tmp_path: Path, counter: SimpleNamespace) -> None:
+    def say(message: str, *, alarm: bool = False) -> None:
+        raise BrokenPipeError
+
+    module = engine(counter, loaded := object())
+    lookups.wrap(module, str(tmp_path), say)
+    assert look_up(module, tmp_path) is loaded
+
+
 def test_an_engine_with_another_function_is_left_alone(tmp_path: Path, log: Log) -> None:
     module = ModuleType(on_import.MODULE)
     module._try_load_aot_compiled_fn = lambda model: None  # type: ignore[attr-defined]

@@ -465,3 +465,33 @@ def test_the_fast_path_imports_nothing_heavy(site: Path, root: Path) -> None:
         "model_cache.plugin",
         "model_cache.stamp",
     }
+
+
+@pytest.mark.parametrize("stderr", ["closed", "/dev/full"])
+def test_a_stderr_that_cannot_be_written_ends_no_server(site: Path, tmp_path: Path, stderr: str) -> None:
+    """Breaker's finding: the line about a failure raised out of register()."""
+    redirect = "2>&-" if stderr == "closed" else f"2>{stderr}"
+    code = "from model_cache.plugin import register; register(); print('served')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path]), "VLLM_CACHE_ROOT": ""}
+    command = ["sh", "-c", f'exec "$0" -c "{code}" {redirect}', sys.executable]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "served")
+
+
+def test_a_stamp_that_is_no_file_holds_nothing_up(site: Path, root: Path) -> None:
+    """Breaker's finding: a FIFO in its place hung every start."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", "from model_cache.plugin import register; register()"]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    [stamp] = (root / ".model-cache" / "stamps").iterdir()
+    for damage in ("fifo", "line"):
+        text = stamp.read_text() if stamp.is_file() else ""
+        stamp.unlink()
+        if damage == "fifo":
+            os.mkfifo(stamp)
+        else:
+            stamp.write_text(f"{text}f \n")
+        subprocess.run(command, env=environment, check=True, timeout=20)
+        if stamp.is_fifo():
+            stamp.unlink()
+            subprocess.run(command, env=environment, check=True, timeout=20)

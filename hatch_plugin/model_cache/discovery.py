@@ -53,7 +53,8 @@ def scan(paths: Sequence[str] | None = None, also: Iterable[str] = ()) -> Scan:
     wheels: dict[str, list[Installed]] = {}
     others: list[str] = []
     wanted = tuple(f"{name.lower()}-" for name in also)
-    for site in dict.fromkeys(sys.path if paths is None else paths):
+    # as Python's own finder does, skip what is no string
+    for site in dict.fromkeys(path for path in (sys.path if paths is None else paths) if isinstance(path, str)):
         found: dict[str, list[Installed]] = {}
         for entry in _dist_infos(site):
             lower = entry.lower()

@@ -7,8 +7,10 @@ function returns and raises what it raises.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -101,10 +103,10 @@ def wrap(module: ModuleType, root_path: str, say: Say) -> None:
             loaded = original(model, path)
             return loaded
         finally:
-            try:
-                _note(root_path, model, str(path), loaded is not None, _parts() - parts, time.monotonic() - begun, say)
-            except Exception as error:
-                say(f"a look-up could not be recorded: {type(error).__name__}: {error}", alarm=True)
+            # whatever goes wrong here, the engine gets what its own function gave
+            with suppress(Exception):
+                seconds = time.monotonic() - begun
+                _noted(root_path, model, str(path), loaded is not None, _parts() - parts, seconds, say)
 
     recorded._recorded = True  # type: ignore[attr-defined]
     setattr(module, FUNCTION, recorded)
@@ -114,6 +116,13 @@ def _parts() -> int:
     """Compiled parts loaded so far, by the engine's own counter (vllm 0.33.0, vllm/compilation/counter.py)."""
     module = sys.modules.get("vllm.compilation.counter")
     return int(getattr(getattr(module, "compilation_counter", None), "num_compiled_artifacts_loaded", 0))
+
+
+def _noted(root_path: str, model: Any, path: str, hit: bool, parts: int, seconds: float, say: Say) -> None:
+    try:
+        _note(root_path, model, path, hit, parts, seconds, say)
+    except Exception as error:
+        say(f"a look-up could not be recorded: {type(error).__name__}: {error}", alarm=True)
 
 
 def _note(root_path: str, model: Any, path: str, hit: bool, parts: int, seconds: float, say: Say) -> None:
@@ -160,10 +169,13 @@ def _origin(root: Root, key: str) -> tuple[str, str]:
 def _append(root: Root, line: bytes) -> None:
     """Add one line; a line is written at once, so that lines of several processes do not mix."""
     with root.state_directory(create=True) as directory:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(LOOKUPS, flags, files.FILE_MODE, dir_fd=directory)
         try:
-            full = os.fstat(descriptor).st_size + len(line) > MAX_BYTES
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, f"{LOOKUPS} is no regular file")
+            full = status.st_size + len(line) > MAX_BYTES
             if not full:
                 os.write(descriptor, line)
         finally:

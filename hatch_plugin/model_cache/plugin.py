@@ -77,6 +77,16 @@ def _is_main_process() -> bool:
 
 
 def _say(message: str, *, alarm: bool = False) -> None:
+    """Tell the server's log. What cannot be told is lost: a closed stderr is no reason to end a server."""
+    try:
+        _write(message, alarm=alarm)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # noqa: S110
+        pass
+
+
+def _write(message: str, *, alarm: bool) -> None:
     import logging
 
     from model_cache.names import printable

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from stat import S_ISREG
 from typing import NamedTuple
 from zlib import crc32
 
@@ -17,6 +18,8 @@ from model_cache import __version__
 from model_cache.discovery import Installed
 
 FORMAT = "model-cache stamp 1"
+MAX_BYTES = 4 * 1024 * 1024
+"""A larger stamp is none of ours."""
 DIRECTORY = ".model-cache/stamps"
 SYSTEM_KEYS = "/etc/model-cache/trusted.d"
 KEEP = 16
@@ -64,8 +67,7 @@ def file_name(identity: str) -> str:
 def read(root: str, identity: str, wheels: Sequence[Installed]) -> tuple[str, ...] | None:
     """The messages of the stamp when everything is as it was, None when somebody has to look closer."""
     try:
-        with open(f"{root}/{DIRECTORY}/{file_name(identity)}", encoding="utf-8") as file:
-            head, who, *lines = file.read().split("\n")[:-1]
+        head, who, *lines = _read(f"{root}/{DIRECTORY}/{file_name(identity)}").split("\n")[:-1]
     except (OSError, ValueError):
         return None
     if head != FORMAT or who != identity:
@@ -76,6 +78,18 @@ def read(root: str, identity: str, wheels: Sequence[Installed]) -> tuple[str, ..
     if manifests != manifest_lines(wheels) or not all(_is_same(root, line) for line in deployed):
         return None
     return messages
+
+
+def _read(path: str) -> str:
+    """The text of a small regular file. What else may lie there (a FIFO, a device, a link) must not hold a start up."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise ValueError
+        return os.read(descriptor, MAX_BYTES).decode()
+    finally:
+        os.close(descriptor)
 
 
 def manifest_lines(wheels: Iterable[Installed]) -> list[str]:
@@ -104,10 +118,10 @@ def text(identity: str, lines: Iterable[str], messages: Iterable[str]) -> str | 
 
 
 def _is_same(root: str, line: str) -> bool:
-    kind, size, mtime_ns, path = line.split(" ", 3)
     try:
+        kind, size, mtime_ns, path = line.split(" ", 3)
         status = os.lstat(f"{root}/{path}")
-    except OSError:
+    except (OSError, ValueError):
         return False
     return kind == "d" or (str(status.st_size), str(status.st_mtime_ns)) == (size, mtime_ns)
 
