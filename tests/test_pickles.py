@@ -7,6 +7,8 @@ import os
 import pickle
 import pickletools
 import struct
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -244,6 +246,40 @@ def test_the_work_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "imports more than 3 names" in problems(program(many + b"N"))
     monkeypatch.setattr(pickles, "MAX_BYTES", 10)
     assert problems(program(b"N0" * 600 + b"N")) == ["is larger than 10 bytes"]
+
+
+DEEP = 200_000
+TWICE = b"N" + b"2\x86" * 60
+"""A tuple that holds one other twice, and so on, sixty levels deep: 2**60 values, written out."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\x80\x02)" + b"\x85" * DEEP + b")R.", id="deep tuple called"),
+        pytest.param(b"\x80\x02)" + b"\x85" * DEEP + b"a.", id="deep tuple appended"),
+        pytest.param(b"\x80\x02" + TWICE + b")R.", id="wide tuple called"),
+        pytest.param(b"\x80\x02cos\nsystem\n" + TWICE + b"\x85R.", id="wide tuple handed to a name"),
+        pytest.param(b"\x80\x02c_functools\nreduce\n" + TWICE + b"\x85R.", id="wide tuple shown"),
+        pytest.param(b"\x80\x02c_functools\nreduce\n(" + TWICE + b"tR.", id="wide tuple of a mark shown"),
+    ],
+)
+def test_tuples_of_tuples_cost_no_stack_and_no_time(data: bytes) -> None:
+    """In a process of its own: what this is about ends the interpreter, or holds it where no timeout reaches it."""
+    code = "import sys; from model_cache.pickles import report; print(report(sys.stdin.buffer.read()).problems)"
+    subprocess.run([sys.executable, "-c", code], input=data, check=True, timeout=20, capture_output=True)
+
+
+def test_a_careful_name_in_a_large_tuple_is_seen() -> None:
+    body = b"cbuiltins\ngetattr\n" + b"2\x86" * 12
+    assert any("hands builtins.getattr on" in problem for problem in problems(program(b"cos\nsystem\n" + body + b"R")))
+
+
+def test_a_tuple_of_two_texts_is_no_name() -> None:
+    pair = text("builtins") + text("getattr") + b"\x86"
+    found = pickles.report(program(pair + b")R"))
+    assert not found.globals
+    assert not found.problems
 
 
 def test_bytes_in_bytes_have_a_limit() -> None:

@@ -23,6 +23,11 @@ MAX_OPCODES = 20_000_000
 _CHECK_EVERY = 1 << 16
 MAX_NAMES = 10_000
 MIN_NESTED_BYTES = 4
+MAX_TUPLE = 200
+"""Values in a tuple, those of the tuples in it included, that are followed: no call that matters has more."""
+
+MAX_NAME = 1000
+_MAX_TEXT = 300
 
 _IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _STRINGS = frozenset({"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE"})
@@ -72,6 +77,9 @@ class Report:
         self.problems += other.problems
 
 
+_Value = object
+
+
 class _Mark:
     """Where a tuple, list or dict begins on the stack."""
 
@@ -86,6 +94,20 @@ class _Made(NamedTuple):
     by: Global
 
 
+class _Tuple:
+    """A short tuple; size: with all that is in it, written out.
+
+    Compared and hashed as a mere object: a tuple that hostile opcodes nest a million times over, or that holds one
+    other twice, sixty levels deep, would take the stack or for ever.
+    """
+
+    __slots__ = ("items", "size")
+
+    def __init__(self, items: list[_Value], size: int) -> None:
+        self.items = tuple(items)
+        self.size = size
+
+
 class _Bytes(NamedTuple):
     """Bytes in the pickle. is_pickle: whether they were read as one to the end."""
 
@@ -94,21 +116,21 @@ class _Bytes(NamedTuple):
 
 _MARK = _Mark()
 _OPAQUE = _Opaque()
-_Value = object
 
 
 class _Budget:
-    """Opcodes that are left for one file: hostile bytes may not keep a host busy."""
+    """Opcodes, and values looked at for one, that are left for one file: hostile bytes may not keep a host busy."""
 
     def __init__(self, check: Callable[[], None] | None) -> None:
         self.left = MAX_OPCODES
         self._check = check
 
-    def spend(self) -> None:
-        self.left -= 1
+    def spend(self, cost: int = 1) -> None:
+        before = self.left // _CHECK_EVERY
+        self.left -= cost
         if self.left < 0:
             raise _NotUnderstoodError(f"holds more than {MAX_OPCODES} opcodes")
-        if self._check and not self.left % _CHECK_EVERY:
+        if self._check and self.left // _CHECK_EVERY != before:
             self._check()
 
 
@@ -245,16 +267,19 @@ class _Machine:
 
     def _tuple(self, name: str) -> None:
         items = self._to_mark() if name == "TUPLE" else [self._pop() for _ in range(int(name[-1]))][::-1]
+        size = 1 + sum(item.size if isinstance(item, _Tuple) else 1 for item in items)
         # Only short ones matter: the arguments of a call.
-        if len(items) > 3:
+        if len(items) > 3 or size > MAX_TUPLE:
             self._handed_on(items)
-        self.stack.append(tuple(items) if len(items) <= 3 else _OPAQUE)
+            self.stack.append(_OPAQUE)
+        else:
+            self.stack.append(_Tuple(items, size))
 
     def _global(self, module: _Value, name: _Value) -> _Value:
         if not isinstance(module, str) or not isinstance(name, str):
             raise _NotUnderstoodError("imports a name that it computes")
-        if not _IDENTIFIER.fullmatch(module) or not _IDENTIFIER.fullmatch(name):
-            raise _NotUnderstoodError(f"imports {f'{module}.{name}'!r:.80}, which is no name")
+        if max(len(module), len(name)) > MAX_NAME or not all(map(_IDENTIFIER.fullmatch, (module, name))):
+            raise _NotUnderstoodError(f"imports {f'{module[:80]}.{name[:80]}'!r:.80}, which is no name")
         found = Global(module, name)
         if len(self.found.globals) >= MAX_NAMES and found not in self.found.globals:
             raise _NotUnderstoodError(f"imports more than {MAX_NAMES} names")
@@ -262,38 +287,45 @@ class _Machine:
         return found
 
     def _call(self, function: _Value, arguments: _Value) -> _Value:
-        if isinstance(arguments, tuple):
-            self._handed_on(arguments if function not in _LOADS and function != _GETATTR else ())
+        items = arguments.items if isinstance(arguments, _Tuple) else None
+        if items is None:
+            self._handed_on([arguments])
+        elif function not in _LOADS and function != _GETATTR:
+            self._handed_on(items)
         if function == _GETATTR:
-            match arguments:
+            match items:
                 case (Global() | _Made() as of, str(name)):
-                    self._count(self.found.attributes, f"{_shown(of)}.{name}")
+                    self._count(self.found.attributes, f"{_shown(of)}.{name[:_MAX_TEXT]}")
                 case _:
                     self._problem("calls getattr with something that it computes")
         elif function in _LOADS:
-            match arguments:
+            match items:
                 case (_Bytes(is_pickle=True),):
                     self.found.loads += 1
                 case _:
                     self._problem("unpickles bytes that it computes, or that are no pickle")
         elif isinstance(function, Global) and function.module.startswith(_EVALUATING) and function.name != "Symbol":
-            if type(arguments) is tuple and any(isinstance(value, str) and "(" in value for value in arguments):
+            texts = [value for value in items or () if isinstance(value, str)]
+            self.budget.spend(sum(map(len, texts)) >> 10)
+            if any("(" in text for text in texts):
                 self._problem(f"has {function} evaluate a text")
         elif function in CAREFUL:
+            self.budget.spend(MAX_TUPLE)
             self._count(self.found.calls, f"{_shown(function)}{_shown(arguments)}")
         return _Made(function) if isinstance(function, Global) else _OPAQUE
 
     def _handed_on(self, values: Iterable[_Value]) -> None:
         """A careful name as a mere value could be called by somebody else, with arguments that nobody has seen."""
         for value in values:
-            if type(value) is tuple:
-                self._handed_on(value)
+            self.budget.spend()
+            if isinstance(value, _Tuple):
+                self._handed_on(value.items)
             elif value in CAREFUL:
                 self._problem(f"hands {value} on instead of calling it")
 
     def _count(self, counts: dict[str, int], text: str) -> None:
         if len(counts) < MAX_NAMES:
-            counts[text[:300]] = counts.get(text[:300], 0) + 1
+            counts[text[:_MAX_TEXT]] = counts.get(text[:_MAX_TEXT], 0) + 1
         else:
             self._problem(f"does more than {MAX_NAMES} different things")
 
@@ -331,8 +363,8 @@ def _shown(value: _Value) -> str:
     if isinstance(value, _Made):
         return f"{value.by}()"
     if isinstance(value, str):
-        return repr(value)
-    return f"({', '.join(map(_shown, value))})" if type(value) is tuple else "…"
+        return repr(value[:_MAX_TEXT])
+    return f"({', '.join(map(_shown, value.items))})" if isinstance(value, _Tuple) else "…"
 
 
 _GETATTR = Global("builtins", "getattr")
