@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -356,6 +357,16 @@ def test_members_that_may_not_be_there_are_refused(tmp_path: Path, extra: str, m
         add_member(archive, extra, b"x")
     assert message in problems(wheel)
     assert not (tmp_path.parent / "evil").exists()
+
+
+def test_many_names_that_come_twice_take_no_longer_than_as_many_names() -> None:
+    payload = WheelPayload.__new__(WheelPayload)
+    payload.name, payload.version = NAME, "1.0.0"
+    twice = [zipfile.ZipInfo(f"{PACKAGE}/{number}") for number in range(20_000)] * 2
+    begun = time.process_time()
+    found = list(payload._member_problems(twice))
+    assert sum("comes twice" in problem for problem in found) == 20_000
+    assert time.process_time() - begun < 5
 
 
 def test_a_nul_in_a_name_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import stat
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import IO, cast
@@ -177,8 +178,7 @@ class WheelPayload(Payload):
         # orig_filename: zipfile cuts `filename` at a NUL.
         names = [info.orig_filename for info in infos]
         yield from name_problems(names)
-        if len(set(names)) != len(names):
-            yield from (f"name {n!r} comes twice" for n in sorted(set(names)) if names.count(n) > 1)
+        yield from (f"name {name!r} comes twice" for name, count in sorted(Counter(names).items()) if count > 1)
         folders = sorted({name.partition("/")[0] for name in names})
         dist_infos = [folder for folder in folders if folder.endswith(".dist-info")]
         expected = f"{self.package}-{self.version}.dist-info"
