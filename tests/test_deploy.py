@@ -37,7 +37,7 @@ from factories import (
     snapshot,
 )
 from model_cache import deploy as deploying
-from model_cache import files, staging, state
+from model_cache import files, parallel, staging, state
 from model_cache.deploy import Outcome
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotFoundError, UsageError
 from model_cache.files import LinkError
@@ -776,3 +776,36 @@ def test_leftovers_of_another_system_are_deleted_when_they_are_old(site: Path, r
     os.utime(foreign, (1, 1))
     run(site, root)
     assert not foreign.exists()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_many_files_are_flushed_at_once_where_that_can_be_asked_for(
+    tmp_path: Path, root: Path, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {f"a/{number:064x}": {"rank_0_0/model": b"%d" % number} for number in range(40)}
+    synced = []
+    real, flush = os.fsync, files.sync_file_system
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), real(descriptor)))
+    monkeypatch.setattr(files, "sync_file_system", lambda descriptor: asked and flush(descriptor))
+    run(make_site(tmp_path, contents=contents), root)
+    assert files_of(root) == expected_files(contents)
+    # Otherwise each file, its directory and the entry's; here only the directories in which something was renamed.
+    assert (len(synced) < 120) is asked
+
+
+def test_several_cores_give_the_same_result_and_the_same_errors(
+    site: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "LEAST_BYTES", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    run(site, root)
+    assert files_of(root) == expected_files()
+    (root / ENTRY_ONE / "rank_1_0/model").unlink()
+    assert actions(run(site, root)) == {ENTRY_ONE: "restored", ENTRY_TWO: "unchanged"}
+    for data in (b"first model", BIG):
+        (site / PACKAGE / blob_path(sha(data))).write_bytes(b"x" * len(data))
+    with pytest.raises(DamagedError) as caught:
+        run(site, root)
+    assert len(caught.value.problems) == 2
+    with pytest.raises(DeadlineError):
+        run(site, root, deadline=Deadline(0))

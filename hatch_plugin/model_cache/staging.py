@@ -8,9 +8,10 @@ import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace as dc_replace
+from functools import partial
 from typing import NamedTuple
 
-from model_cache import files
+from model_cache import files, parallel
 from model_cache.errors import DamagedError
 from model_cache.manifest import Entry, File
 from model_cache.payload import Payload
@@ -31,23 +32,25 @@ def stage(
     """
     os.close(files.make_directory(parent, name))
     with files.opened(parent, name) as directory:
-        for file in entry.files:
+
+        def write(file: File) -> None:
             folder, _, base = file.path.rpartition("/")
-            with files.opened(directory, folder, []) as place:
+            with files.opened(directory, folder, [], durable=False) as place:
                 if target := (links or {}).get(file.path):
                     os.symlink(target, base, dir_fd=place)
                 else:
                     _write(payload, file, place, base, deadline)
-        _sync(directory)
+
+        for _ in parallel.each(write, entry.files, sum(file.size for file in entry.files)):
+            pass
 
 
 def _write(payload: Payload, file: File, directory: int, name: str, deadline: Deadline) -> None:
     with payload.open(blob_path(file.sha256)) as source:
         descriptor = os.open(name, files.CREATE, files.FILE_MODE, dir_fd=directory)
-        with os.fdopen(descriptor, "wb", buffering=0) as target:
+        with os.fdopen(descriptor, "wb", buffering=0):
             found = copy_hash(source, lambda data: _write_all(descriptor, data), file.size, deadline)
             os.fchmod(descriptor, int(file.mode, 8))
-            os.fsync(target.fileno())
     if found != (file.sha256, file.size):
         raise DamagedError(f"{payload.label}: {blob_path(file.sha256)} changed while it was copied")
 
@@ -58,12 +61,20 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _sync(directory: int) -> None:
-    for name in sorted(os.listdir(directory)):
-        if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-            with files.opened(directory, name) as inner:
-                _sync(inner)
-    os.fsync(directory)
+def sync(parent: int, name: str, deadline: Deadline) -> None:
+    """Have what was staged under `name` on the disk. Raises OSError."""
+    with files.opened(parent, name) as directory:
+        for path, status in files.walk(directory):
+            deadline.check()
+            folder, _, base = path.rpartition("/")
+            if not stat.S_ISLNK(status.st_mode):
+                with files.opened(directory, folder) as place:
+                    descriptor = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+                    try:
+                        os.fsync(descriptor)
+                    finally:
+                        os.close(descriptor)
+        os.fsync(directory)
 
 
 _NO_REGULAR_FILE = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENXIO)
@@ -90,13 +101,18 @@ def compare(root: Root, directory: str, listed: Iterable[DeployedFile], deadline
     changed: list[str] = []
     try:
         with files.opened(root.descriptor, directory) as place:
-            for file in listed:
-                same = _is_same(place, file, deadline)
+            listed = tuple(listed)
+            results = parallel.each(partial(_compare_one, place, deadline), listed, sum(file.size for file in listed))
+            for file, same in zip(listed, results, strict=True):
                 if not same:
                     (missing if same is None else changed).append(file.path)
     except FileNotFoundError:
         return None
     return Comparison(tuple(missing), tuple(changed))
+
+
+def _compare_one(directory: int, deadline: Deadline, file: DeployedFile) -> bool | None:
+    return _is_same(directory, file, deadline)
 
 
 def _is_same(directory: int, file: DeployedFile, deadline: Deadline) -> bool | None:

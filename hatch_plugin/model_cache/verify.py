@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from model_cache import manifest as manifests
-from model_cache import signature
+from model_cache import parallel, signature
 from model_cache.errors import DamagedError, ModelCacheError, NotTrustedError
 from model_cache.manifest import Manifest
 from model_cache.names import normalize, printable
@@ -215,10 +215,14 @@ def _blob_problems(payload: Payload, manifest: Manifest, deadline: Deadline, pro
         blobs = {digest: size for digest, size in blobs.items() if blob_path(digest) in there}
     total, done = sum(blobs.values()), 0
     names = {file.sha256: f"{entry.directory}/{file.path}" for entry in manifest.entries for file in entry.files}
-    for digest, size in sorted(blobs.items()):
+
+    def hash_blob(blob: tuple[str, int]) -> tuple[str, int]:
         deadline.check()
-        with payload.open(blob_path(digest)) as source:
-            found = hash_file(source, size, deadline)
+        with payload.open(blob_path(blob[0])) as source:
+            return hash_file(source, blob[1], deadline)
+
+    listed = sorted(blobs.items())
+    for (digest, size), found in zip(listed, parallel.each(hash_blob, listed, total), strict=True):
         if found != (digest, size):
             problems.append(f"{blob_path(digest)} has other content (it is {names[digest]})")
         done += size

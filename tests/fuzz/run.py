@@ -30,7 +30,7 @@ import mutate  # noqa: E402
 
 from factories import CONTENTS, ENTRY_ONE, make_document, make_host, make_wheel, wheel_name  # noqa: E402
 from fuzz_signature import KEY, fuzz_signature  # noqa: E402
-from model_cache import deploy, manifest, signature, trust  # noqa: E402
+from model_cache import deploy, ed25519, manifest, signature, trust  # noqa: E402
 from model_cache.archive import WheelPayload  # noqa: E402
 from model_cache.contents import look  # noqa: E402
 from model_cache.errors import ModelCacheError  # noqa: E402
@@ -204,6 +204,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         fuzzer = Fuzzer(Path(folder).resolve(), options.seed)
         fuzzer.read_archive(fuzzer.wheel)  # the seed is good
+        if ed25519.available():
+            ed25519.is_valid(bytes(range(32)), bytes(64), b"")  # imports cryptography
         third = options.inputs // 10
         parts: dict[str, tuple[Callable[[], bytes], Callable[[bytes], object], int]] = {
             "manifests": (fuzzer.manifests, fuzzer.read_manifest, 4 * third),
