@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from build_factories import TABLE, make_project
+from build_factories import NAME, TABLE, make_project
 from fakes import fake_engine
 from hatch_model_cache import artifacts, compiler, interpreter, targets
 from hatch_model_cache.compiler import compile_recipe
@@ -57,7 +57,9 @@ def fake_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def recipe(tmp_path: Path, behaviour: str = "success", meeting: Path | None = None, **more: Any) -> Recipe:
     """A recipe whose environment tells the fake engine how to behave; `more` are options of the recipe."""
     variables = {"FAKE_ENGINE": behaviour, "FAKE_REPORT": str(tmp_path / "report.json"), "FAKE_MEET": str(meeting)}
-    return load_recipe(make_project(tmp_path / "project", {**TABLE, "environment": variables, **more}))
+    table = {**TABLE, "environment": variables, **more}
+    name = "model-cache-synthetic-1b-sm90" if len(table["targets"]) > 1 else NAME
+    return load_recipe(make_project(tmp_path / "project", table, name=name))
 
 
 def report(tmp_path: Path) -> dict[str, Any]:

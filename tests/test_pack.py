@@ -237,7 +237,9 @@ def test_every_name_has_the_parts_that_one_name_has(tmp_path: Path, project: Pat
 
 
 def test_a_missing_target(tmp_path: Path) -> None:
-    project = make_project(tmp_path / "two", TABLE | {"targets": ["h100-sxm5-80gb", "h200"]})
+    project = make_project(
+        tmp_path / "two", TABLE | {"targets": ["h100-sxm5-80gb", "h200"]}, name="model-cache-synthetic-1b-sm90"
+    )
     recipe = load_recipe(project)
     out = make_artifacts(tmp_path / "out", project)
     assert pack(read(out), recipe, name=recipe.distribution_name, version="1", watch=NOTHING)

@@ -17,7 +17,7 @@ from . import naming, sbom
 from .artifacts import FILE_NAME, Artifacts, read
 from .pack import Packed, pack
 from .recipe import HOOK, WEIGHT_SUFFIXES, Recipe, config_files
-from .recipe_file import build_table, parse
+from .recipe_file import build_table, check_name, parse
 from .wheel_check import check_wheel
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
             )
         try:
             recipe = parse(self.config, where=self._where(), project_dir=self.root)
-            self._check_name(recipe)
+            check_name(self.metadata.core.raw_name, recipe)
             if self.target_name == "sdist":
                 self._prepare_sdist(recipe, build_data)
             elif self.target_name == "wheel":
@@ -90,13 +90,6 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         own = HOOK in self.build_config.target_config.get("hooks", {})
         target = f"targets.{self.target_name}." if own else ""
         return f"{build_table(Path(self.root))[1]}.{target}hooks.{HOOK}"
-
-    def _check_name(self, recipe: Recipe) -> None:
-        name = self.metadata.core.raw_name
-        if not naming.same_project(name, recipe.distribution_name):
-            raise UsageError(
-                f"project.name is `{name}`; from the recipe's model and targets follows `{recipe.distribution_name}`."
-            )
 
     def _prepare_sdist(self, recipe: Recipe, build_data: dict[str, Any]) -> None:
         """The recipe and its config files, whatever version control ignores; never artifacts nor weights."""

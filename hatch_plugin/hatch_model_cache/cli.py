@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         for warning in recipe.warnings():
             sys.stderr.write(f"model-cache: warning: {warning}\n")
     if arguments.dry_run:
+        compiler.check_engine(recipe)
         answer["python"] = interpreter.choose(recipe.engine_name, recipe.python)
     else:
         with progress.shown(quiet=arguments.quiet) as shown:
@@ -109,10 +111,11 @@ def _add_rehearse(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "rehearse",
         help="start an unmodified engine under a pretended GPU and say whether it loads its cache",
         description="Start the engine as given, under a pretended GPU, and end it where it would run the model. Shows "
-        "whether an installed wheel is found and loaded; not that its kernels are right or fast, since nothing runs. "
+        "whether an installed wheel is found and loaded; not that its kernels are right or fast: nothing runs. "
         "Exit code 0: everything was loaded and nothing compiled; 10: the engine compiled.",
     )
     parser.add_argument("--target", required=True, metavar="NAME", help="the GPU to pretend (model-cache targets)")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="use (and change) this cache root, not an empty one")
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="end the engine after that long")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.usage = "model-cache rehearse [-h] --target NAME [--timeout SECONDS] [--json] -- vllm serve MODEL …"
@@ -121,13 +124,22 @@ def _add_rehearse(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 def _rehearse(arguments: argparse.Namespace) -> int:
     import dataclasses
+    import tempfile
 
-    from . import rehearsal, targets
+    from . import check, rehearsal, targets
+    from .compile import engines
 
     if not arguments.engine_command:
         raise UsageError("give the engine's command line after --: model-cache rehearse --target NAME -- vllm serve …")
     target = targets.load(arguments.target)
-    report = rehearsal.rehearse(arguments.engine_command, target.name, timeout=arguments.timeout)
+    with tempfile.TemporaryDirectory(prefix="model-cache-rehearsal-root-") as scratch:
+        # a cache root of its own: a rehearsal that misses compiles, and must leave nothing where servers look
+        adapter = engines.adapter(check.parse_command(arguments.engine_command).engine)
+        environment = {**os.environ, **adapter.environment(arguments.root or Path(scratch))}
+        environment["MODEL_CACHE_ASSUME_TARGET"] = target.name  # the plug-in cannot see a pretended GPU
+        report = rehearsal.rehearse(
+            arguments.engine_command, target.name, environment=environment, timeout=arguments.timeout
+        )
     if arguments.json:
         answer = {"target": target.name, "pretended": True, "warm": report.warm, **dataclasses.asdict(report)}
         sys.stdout.write(json.dumps(answer, indent=1) + "\n")

@@ -9,10 +9,11 @@ from typing import Any
 
 from model_cache.errors import UsageError
 
+from . import naming
 from .recipe import HOOK, WHERE, Recipe
 from .recipe_checks import check
 
-__all__ = ["build_table", "find_table", "load_recipe", "parse"]
+__all__ = ["build_table", "check_name", "find_table", "load_recipe", "parse"]
 
 
 def parse(table: Mapping[str, Any], *, where: str = WHERE, project_dir: Path | str) -> Recipe:
@@ -39,7 +40,20 @@ def load_recipe(project_dir: Path | str) -> Recipe:
     Raises UsageError when there is none, or when it is wrong.
     """
     table, where = find_table(Path(project_dir))
-    return parse(table, where=where, project_dir=project_dir)
+    recipe = parse(table, where=where, project_dir=project_dir)
+    project = _load_toml(Path(project_dir) / "pyproject.toml").get("project")
+    name = project.get("name") if isinstance(project, Mapping) else None
+    if isinstance(name, str):
+        check_name(name, recipe)
+    return recipe
+
+
+def check_name(name: str, recipe: Recipe) -> None:
+    """Raise UsageError if a project of this name cannot hold what the recipe makes."""
+    if not naming.same_project(name, recipe.distribution_name):
+        raise UsageError(
+            f"project.name is `{name}`; from the recipe's model and targets follows `{recipe.distribution_name}`."
+        )
 
 
 def find_table(project_dir: Path) -> tuple[Mapping[str, Any], str]:

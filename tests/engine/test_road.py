@@ -241,7 +241,6 @@ class TestOneWheel:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            (("vllm==0.33.0", "vllm==0.32.0"), "0.33.0"),
             (('"--max-num-seqs", "1024"', '"--no-such-flag"'), "--no-such-flag"),
         ],
     )

@@ -52,6 +52,9 @@ def main(job_path: Path, descriptor: int) -> int:
     job = json.loads(job_path.read_text("utf-8"))
     try:
         result = run(job, job_path.parent, progress)
+    except ModuleNotFoundError as error:
+        traceback.print_exc()
+        result = {"error": f"{sys.executable} has no working {job['engine']}: {error}"}
     except Exception as error:
         traceback.print_exc()
         result = {"error": f"{type(error).__name__}: {error}", "unknown": isinstance(error, UnknownVersionError)}
