@@ -62,16 +62,15 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         f"## Verify and deploy {deploy['bytes'] / 2**30:.1f} GiB in {deploy['files']:,} files",
         "",
-        "Against `sha256sum`, then `cp`, of the same tree in the page cache; each side ends with everything on the disk.",
+        "Against `sha256sum`, then `cp`, of the same tree in the page cache; each ends with everything on the disk.",
         "",
         "| | s |",
         "|---|---|",
         f"| `sha256sum` | {deploy['sha256sum_seconds']:.1f} |",
         f"| `cp`, `sync` | {deploy['cp_seconds']:.1f} |",
-        f"| `model-cache` (hashes everything three times: before, while and after copying) | {deploy['deploy_seconds']:.1f} |",
+        f"| `model-cache`, which hashes before, while and after copying | {deploy['deploy_seconds']:.1f} |",
         "",
-        f"Ratio {deploy['ratio']:.2f} (limit {deploy['limit']}); peak memory {deploy['peak_rss_bytes'] / 2**20:.0f} MiB "
-        f"(limit {deploy['memory_limit_bytes'] / 2**20:.0f}).",
+        f"Ratio {deploy['ratio']:.2f} (limit {deploy['limit']}), memory {deploy['peak_rss_bytes'] / 2**20:.0f} MiB.",
         "",
     ]
     return "\n".join(lines)
