@@ -267,3 +267,11 @@ def test_flags_are_read_as_the_engine_s_parser_does() -> None:
 def test_an_observation_needs_no_command() -> None:
     seen = Observation(H100, vars(wheel().engine), HOST, (look_up(OTHER_KEY, model__dtype="x"),))
     assert verdict(seen).answer is Answer.MISS
+
+
+def test_a_wheel_for_another_model_gets_one_line_and_no_advice() -> None:
+    manifest = wheel(factors={"f": {"model.hf_config": "sha256:a", "scheduler.max_num_seqs": "1"}})
+    factors = {"model.hf_config": "sha256:b", "scheduler.max_num_seqs": "2", "model.model": "other/model"}
+    found = verdict(observation(look_up(OTHER_KEY) | {"factors": factors}), manifest)
+    assert [(r.factor, r.host, r.change) for r in found.reasons] == [("model", "other/model", "")]
+    assert "another model" in str(found.reasons[0])

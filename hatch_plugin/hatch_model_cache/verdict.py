@@ -148,6 +148,9 @@ def _missed(manifest: Manifest, look_up: Mapping[str, Any], seen: Observation) -
     nearest = min((_differences(_factors(manifest, entry), host) for entry in entries), key=len)
     if not nearest:
         yield Reason("key", entries[0].key, look_up["key"], Answer.MISS, why="every named value is equal")
+    if {"model.model", "model.hf_config"} <= {factor for factor, _, _ in nearest}:
+        yield Reason("model", manifest.model.id, host["model.model"], Answer.MISS, why="the wheel is for another model")
+        return  # nothing that could be changed would make it this one's
     advised = changes(nearest, host, manifest, seen.command)
     for factor, ours, theirs in nearest:
         yield Reason(factor, ours, theirs, Answer.MISS, advised[factor])
