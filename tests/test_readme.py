@@ -10,6 +10,7 @@ import pytest
 
 from hatch_model_cache.recipe import options_table
 from hatch_model_cache.recipe_file import parse
+from hatch_model_cache.verdict import Answer
 from model_cache import cli, errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,9 @@ def test_the_exit_codes_are_those_of_the_errors() -> None:
     [sentence] = re.findall(r"Exit codes: ([^.]*)\.", README)
     shown = {int(code) for code in re.findall(r"\b(\d+) ", " ".join(sentence.split()))}
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.ModelCacheError)]
-    assert {c.exit_code for c in classes} | {0, 10} == shown
+    expected = {c.exit_code for c in classes} | {answer.value for answer in Answer}
+    assert shown == expected
+    assert {int(code) for code in re.findall(r"^ *(\d+)  ", cli.EXIT_CODES, re.MULTILINE)} == expected
 
 
 @pytest.mark.parametrize("command", sorted(set(re.findall(r"`model-cache ([a-z]+)", README))))
