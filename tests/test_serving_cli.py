@@ -121,6 +121,29 @@ def test_list_survives_any_manifest(site: Path, run: Any, text: str) -> None:
     assert "damaged: its manifest cannot be read" in done.out
 
 
+@pytest.mark.parametrize("size", ["Infinity", "NaN", "1e999", "9" * 400, "-1", '"11"', "null"])
+def test_a_wheel_with_an_absurd_size_hides_no_other(site: Path, run: Any, tmp_path: Path, size: str) -> None:
+    install(make_wheel(tmp_path / "other", name=OTHER, changes=HERE), site)
+    manifest = site / PACKAGE / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"size": 11', b'"size": ' + size.encode()))
+    done = run("list")
+    assert done.code == 0
+    assert "damaged: its manifest cannot be read" in done.out
+    assert OTHER in done.out
+
+
+def test_list_survives_what_no_terminal_can_show(site: Path, tmp_path: Path) -> None:
+    manifest = site / PACKAGE / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(json.dumps(MODEL).encode(), b'"\\ud800\\u001b"'))
+    os.mkdir(os.fsencode(site) + b"/model_cache_\xff-1.dist-info")  # noqa: PTH102
+    path = os.pathsep.join([str(site), str(REPOSITORY / "hatch_plugin")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8:strict"}
+    line = [sys.executable, "-m", "model_cache", "list"]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
+    assert "\\ud800\\x1b" in done.stdout
+    assert "model-cache-\\udcff" in done.stdout
+
+
 def test_inspect_of_a_file_and_of_an_installed_wheel(site: Path, run: Any, tmp_path: Path) -> None:
     wheel = next((tmp_path / "dist").iterdir())
     done = run("inspect", NAME)
@@ -388,6 +411,53 @@ def test_the_serving_side_never_imports_the_build_side_nor_torch(site: Path, ass
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full", "2>&-", "2>/dev/full", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("words", ["list", "--help", "inspect nope --json"])
+def test_a_stream_that_is_closed_or_full_is_no_accident(words: str, redirection: str, unbuffered: str) -> None:
+    script = f'"$0" -m model_cache {words} {redirection}'
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "hatch_plugin"), "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, sys.executable], env=environment, capture_output=True, text=True, check=False
+    )
+    wanted = 5 if "nope" in words else 0 if redirection.startswith("2") else 1
+    assert done.returncode == wanted
+    assert len(done.stderr.splitlines()) == (0 if "2>" in redirection else 1), done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "compile",
+        "compile --bogus",
+        "check --from-pid abc",
+        "keygen",
+        "sign",
+        "rehearse",
+        "targets bogus",
+        "trust bogus",
+    ],
+)
+def test_wrong_arguments_are_told_in_json_too(run: Any, words: str) -> None:
+    done = run(*words.split(), "--json")
+    assert (done.code, done.err) == (2, "")
+    assert done.json["error"]["kind"] == "usage"
+
+
+def test_the_engine_s_own_json_option_is_not_ours(run: Any) -> None:
+    done = run("check", "--bogus", "--", "vllm", "serve", "m", "--json")
+    assert (done.code, done.out) == (2, "")
+
+
+def test_an_unexpected_error_of_the_system_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> int:
+        raise PermissionError(13, "Permission denied", "/some/place")
+
+    monkeypatch.setattr(cli, "_run", fail)
+    done = run("list")
+    assert (done.code, done.out, done.err) == (1, "", "model-cache: /some/place: Permission denied\n")
 
 
 def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

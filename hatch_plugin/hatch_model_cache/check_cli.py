@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from model_cache.console import Parser
 from model_cache.discovery import scan
 from model_cache.errors import NotFoundError, UsageError
 from model_cache.host import probe_gpus
@@ -38,7 +39,7 @@ exit codes:
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
     """Register ``check``; its ``run`` takes the Namespace and returns the exit code."""
     parser = commands.add_parser(
         "check",

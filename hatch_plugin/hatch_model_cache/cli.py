@@ -9,38 +9,38 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from model_cache.errors import CompileError, ModelCacheError, UsageError
+from model_cache import console
+from model_cache.console import Parser
+from model_cache.errors import CompileError, UsageError
 
 from . import check_cli, signing_cli, targets_cli
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a build command; the exit code says how it ended (`model-cache --help` lists the codes)."""
-    parser = argparse.ArgumentParser(prog="model-cache", description="Build commands of model-cache.")
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    return console.run(
+        lambda: _command(words[:at], words[at + 1 :]),
+        as_json="--json" in words[:at],
+        interrupted="interrupted; nothing was left behind",
+    )
+
+
+def _command(words: list[str], engine_command: list[str]) -> int:
+    parser = Parser(prog="model-cache", description="Build commands of model-cache.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_compile(commands)
     _add_rehearse(commands)
     check_cli.add_parser(commands)
     targets_cli.add_parser(commands)
     signing_cli.add_parsers(commands)
-    words = list(sys.argv[1:] if argv is None else argv)
-    at = words.index("--") if "--" in words else len(words)
-    arguments = parser.parse_args(words[:at])
-    arguments.engine_command = words[at + 1 :]
-    try:
-        return int(arguments.run(arguments))
-    except ModelCacheError as error:
-        if getattr(arguments, "json", False):
-            sys.stdout.write(json.dumps({"error": error.as_dict()}) + "\n")
-        else:
-            sys.stderr.write(f"model-cache: {error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("model-cache: interrupted; nothing was left behind\n")
-        return 130
+    arguments = parser.parse_args(words)
+    arguments.engine_command = engine_command
+    return int(arguments.run(arguments))
 
 
-def _add_compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_compile(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = commands.add_parser(
         "compile",
         help="compile a recipe's model for its targets, without a GPU and without weights",
@@ -106,7 +106,7 @@ def _told(answer: dict[str, object]) -> str:
     return f"compiled {answer['name']}: {what}; {count}, in {answer['artifacts']}"
 
 
-def _add_rehearse(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_rehearse(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = commands.add_parser(
         "rehearse",
         help="start an unmodified engine under a pretended GPU and say whether it loads its cache",

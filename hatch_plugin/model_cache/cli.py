@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from model_cache import __version__
+from model_cache import __version__, console
+from model_cache.console import Parser
 from model_cache.errors import ModelCacheError, UsageError
 
 EXIT_CODES = """exit codes:
@@ -42,21 +42,14 @@ _NAMES = "names of installed wheels, in any spelling that pip accepts"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in arguments
-    try:
-        if arguments and arguments[0] in BUILD_COMMANDS:
-            return _build_command(arguments)
-        return _run(_parser().parse_args(arguments))
-    except ModelCacheError as error:
-        _print_error(error, as_json=as_json)
-        return error.exit_code
-    except BrokenPipeError:
-        # The reader has gone (`| head`); keep the interpreter from complaining when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("model-cache: interrupted\n")
-        return 130
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return console.run(lambda: _command(arguments), as_json="--json" in own)
+
+
+def _command(arguments: list[str]) -> int:
+    if arguments and arguments[0] in BUILD_COMMANDS:
+        return _build_command(arguments)
+    return _run(_parser().parse_args(arguments))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -69,23 +62,14 @@ def _run(options: argparse.Namespace) -> int:
         data = {**result.data, "error": error.as_dict()} if error else result.data
         sys.stdout.write(json.dumps(data, indent=1) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in result.lines)
-        if error:
-            sys.stdout.flush()
-            _print_error(error, as_json=False)
-    sys.stdout.flush()
-    return error.exit_code if error else 0
-
-
-def _print_error(error: ModelCacheError, *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.write(json.dumps({"error": error.as_dict()}, indent=1) + "\n")
-    else:
         from model_cache.names import printable
 
-        # What a wheel says may be quoted in there. Line ends of a message are ours, those of a problem are not.
-        lines = [*error.message.split("\n"), *(f"  - {problem}" for problem in error.problems)]
-        sys.stderr.write("model-cache: " + "\n".join(map(printable, lines)) + "\n")
+        # Whatever a wheel, a state or a directory says may be in there.
+        sys.stdout.writelines(f"{printable(line)}\n" for line in result.lines)
+        if error:
+            sys.stdout.flush()
+            console.print_error(error, as_json=False)
+    return error.exit_code if error else 0
 
 
 def _build_command(arguments: list[str]) -> int:
@@ -104,15 +88,8 @@ def _build_command(arguments: list[str]) -> int:
         ) from error
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of ending the process, so that `--json` holds for wrong arguments too."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="model-cache",
         description="Find, verify and deploy installed model caches; compile and inspect new ones.",
         epilog=EXIT_CODES,
@@ -135,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if TYPE_CHECKING:
-    _Commands = argparse._SubParsersAction[_Parser]
+    _Commands = argparse._SubParsersAction[Parser]
 
 
 def _add(commands: _Commands, name: str, text: str, more: str) -> argparse.ArgumentParser:
