@@ -4,7 +4,7 @@ BIN := .venv/bin
 ENGINE := vllm-0.33.0
 TESTS ?=
 
-.PHONY: demo test lint fast engine-tests engines bench clean
+.PHONY: demo test lint fast engine-tests torture fuzz engines bench clean
 
 demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,13 @@ fast: .venv/ready  ## the tests that need no engine (under a minute)
 
 engine-tests: engines  ## the tests with the real vLLM (minutes)
 	$(BIN)/python -m pytest -m engine $(TESTS)
+
+torture: .venv/ready  ## kill, fill, fault and crowd deploys; a table of what was lost or torn: nothing (~5 min)
+	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/test_deploy.py -k "system_call"
+	$(BIN)/python tests/torture/run.py
+
+fuzz: .venv/ready  ## 100,000 hostile manifests, archives and signature files (~3 min)
+	$(BIN)/python tests/fuzz/run.py
 
 engines: .venv/ready  ## the engine environments, from engines/*.txt
 	$(BIN)/python engines/prepare.py $(ENGINE)
