@@ -30,9 +30,10 @@ from factories import (
     run,
     sha,
 )
-from model_cache import plugin, stamp, startup, verify
+from model_cache import discovery, plugin, stamp, startup, state, verify
 from model_cache.names import data_package
 from model_cache.removal import remove
+from model_cache.root import Root
 from model_cache.verify import blob_path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -96,6 +97,23 @@ def test_what_fits_is_deployed_with_one_line(site: Path, root: Path, caplog: pyt
     assert files_of(root) == expected_files()
     text = f"model-cache: deployed {NAME} 1.0.0 (2 entries, 8.2 kB) for h100-sxm5-80gb"
     assert lines(caplog) == [("INFO", f"{text}; not signed: intact, origin unknown")]
+
+
+def test_a_site_whose_path_is_no_text_is_deployed_once(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture, closer: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = os.fsdecode(os.fsencode(site) + b"\xff")
+    site.rename(raw)
+    monkeypatch.setattr(sys, "path", [raw, *sys.path[1:]])
+    assert len(discovery.scan([raw, "/no\0path", "/no\ud800path"]).wheels) == 1
+    plugin.register()
+    assert [level for level, _ in lines(caplog)] == ["INFO"]
+    plugin.register()
+    assert (lines(caplog), closer) == ([], ["looked"])
+    with Root.open(str(root)) as opened:
+        assert state.require(opened, NAME).site == raw
+    assert remove(NAME, str(root)).left == ()
+    assert not files_of(root)
 
 
 def test_the_next_start_says_and_does_nothing(

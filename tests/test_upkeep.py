@@ -236,6 +236,18 @@ def test_an_overlay_prints_the_environment_that_leads_to_it(
 # Engine starts
 
 
+def test_an_overlay_of_a_place_whose_path_is_no_text(environment: Environment, root: Path, run: Any) -> None:
+    environment.install("1.0.0", CONTENTS)
+    raw = os.fsdecode(os.fsencode(root) + b"\xff")
+    overlay = str(root.with_name("overlay"))
+    assert run("deploy", "--root", raw)[0] == 0
+    assert run("deploy", "--root", raw, "--overlay", overlay)[0] == 0
+    code, out, _ = run("status", "--root", overlay)
+    assert code == 0
+    assert ": intact, " in out
+    assert run("remove", NAME, "--root", overlay)[0] == 0
+
+
 def test_a_disk_that_does_not_answer_does_not_hang_the_engine(
     environment: Environment, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

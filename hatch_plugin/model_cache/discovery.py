@@ -78,7 +78,7 @@ def _dist_infos(site: str) -> list[str]:
         return []
     try:
         return [name for name in os.listdir(site) if name.endswith(SUFFIX)]
-    except OSError:
+    except (OSError, ValueError):  # ValueError: what no path can be, a NUL in it for one
         return []
 
 

@@ -87,7 +87,7 @@ def _read(path: str) -> str:
         status = os.fstat(descriptor)
         if not S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             raise ValueError
-        return os.read(descriptor, MAX_BYTES).decode()
+        return os.read(descriptor, MAX_BYTES).decode(errors="surrogateescape")
     finally:
         os.close(descriptor)
 

@@ -154,12 +154,14 @@ def _write(root_path: str, identity: str, lines: list[str], messages: list[str])
     if text is None:
         return
     with (
-        suppress(OSError, ModelCacheError),
+        suppress(OSError, ModelCacheError, UnicodeEncodeError),
         Root.open(root_path) as root,
         files.opened(root.descriptor, stamp.DIRECTORY, []) as directory,
     ):
         assert stamp.DIRECTORY.endswith(STAMPS)
-        files.write_atomically(directory, stamp.file_name(identity), text.encode(), temporary_name())
+        files.write_atomically(
+            directory, stamp.file_name(identity), text.encode(errors="surrogateescape"), temporary_name()
+        )
         _prune(directory)
 
 

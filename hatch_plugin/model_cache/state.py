@@ -25,6 +25,9 @@ MAX_BYTES = 16 * 1024 * 1024
 LAG_ATTEMPTS = 5
 PHASES = frozenset({"deploying", "deployed", "removing"})
 
+_RAW = "bytes:"
+"""A path that is not UTF-8 is noted as this and its bytes in hexadecimal digits."""
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DIGEST_OR_NOTHING = re.compile(r"([0-9a-f]{64})?")
 
@@ -170,8 +173,28 @@ def _plain(value: State | DeployedEntry | DeployedFile) -> dict[str, object]:
         item = getattr(value, field.name)
         if isinstance(item, tuple):
             item = [_plain(part) if isinstance(part, (DeployedEntry, DeployedFile)) else part for part in item]
-        found[field.name] = item
+        found[field.name] = _noted(item) if field.name in ("site", "link") else item
     return found
+
+
+def _noted(path: str) -> str:
+    """A path of this system in a form that JSON can hold; any sequence of bytes may be one."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return _RAW + os.fsencode(path).hex()
+    return path
+
+
+def _noted_path(f: Fields, key: str) -> str:
+    noted = f.text(key)
+    if not noted.startswith(_RAW):
+        return noted
+    try:
+        return os.fsdecode(bytes.fromhex(noted.removeprefix(_RAW)))
+    except ValueError:
+        f.problem(key, "has a wrong form")
+        return ""
 
 
 def _state(f: Fields) -> State:
@@ -185,7 +208,7 @@ def _state(f: Fields) -> State:
         superseded=f.objects("superseded", _entry),
         previous=f.text("previous", _DIGEST_OR_NOTHING),
         held=f.text("held", _DIGEST_OR_NOTHING),
-        site=f.text("site"),
+        site=_noted_path(f, "site"),
     )
 
 
@@ -195,7 +218,7 @@ def _entry(f: Fields) -> DeployedEntry:
 
 def _file(f: Fields) -> DeployedFile:
     path, digest = _path(f, "path"), f.text("sha256", _DIGEST)
-    return DeployedFile(path, digest, f.integer("size"), f.integer("mtime_ns"), f.text("link"))
+    return DeployedFile(path, digest, f.integer("size"), f.integer("mtime_ns"), _noted_path(f, "link"))
 
 
 def _path(f: Fields, key: str) -> str:
