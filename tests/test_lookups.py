@@ -191,7 +191,11 @@ def test_lines_that_are_none_are_left_out(tmp_path: Path, counter: SimpleNamespa
     record = tmp_path / ".model-cache" / lookups.LOOKUPS
     good = record.read_bytes()
     wrong = {**json.loads(good), "pid": "one"}
-    record.write_bytes(b'{"time": 1}\n\xff\n[]\n' + json.dumps(wrong).encode() + b"\n" + good + good[:20])
+    endless = [good.replace(b'"seconds": 0.0', b'"seconds": ' + text) for text in (b"NaN", b"Infinity", b"1e999")]
+    assert good not in endless
+    record.write_bytes(
+        b"".join(endless) + b'{"time": 1}\n\xff\n[]\n' + json.dumps(wrong).encode() + b"\n" + good + good[:20]
+    )
     with Root.open(str(tmp_path)) as root:
         assert [f.key for f in lookups.read(root)] == [KEY]
 

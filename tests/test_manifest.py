@@ -291,3 +291,4 @@ def test_names_are_compared_as_installers_do() -> None:
     assert data_package("model-cache-llama-3.1-8b") == "model_cache_llama_3_1_8b"
     assert folded("Straße/É") == folded("STRASSE/e\u0301")
     assert printable("a\x1b[31m\nb") == "a\\x1b[31m\\x0ab"
+    assert printable("a\udcff\ud800\u202eb") == "a\\udcff\\ud800\\u202eb"

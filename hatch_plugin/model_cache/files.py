@@ -54,6 +54,7 @@ def system_errors(path: str) -> Iterator[None]:
 def human(size: float) -> str:
     """A number of bytes for people, decimal: "9.8 MB"."""
     units = ["B", "kB", "MB", "GB", "TB"]
+    size = min(size, 1e18)  # a hostile manifest's number may be longer than any float
     while size >= 1000 and len(units) > 1:
         size /= 1000
         del units[0]

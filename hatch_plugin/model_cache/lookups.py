@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import stat
 import sys
@@ -83,7 +84,8 @@ def _parsed(lines: Sequence[bytes]) -> Iterator[LookUp]:
         with suppress(ValueError, TypeError, RecursionError):
             value = json.loads(line)
             found = LookUp(**value)
-            if all(type(value[name]).__name__ == kind for name, kind in kinds.items()):
+            right = all(type(value[name]).__name__ == kind for name, kind in kinds.items())
+            if right and math.isfinite(found.time) and math.isfinite(found.seconds):
                 yield found
 
 

@@ -15,6 +15,8 @@ MAX_PART_BYTES = 255
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Also what turns the direction of writing around, and surrogates, which stand for bytes that are no text.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -70,5 +72,11 @@ def folded(path: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with control characters escaped: a wheel may not steer a terminal or forge a log line."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    """`text` with control characters and surrogates escaped: a wheel may not steer a terminal or forge a log line,
+    and what cannot be encoded may not end a command."""
+    return _UNPRINTABLE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

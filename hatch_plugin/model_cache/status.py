@@ -10,6 +10,7 @@ from typing import Any
 
 from model_cache import files, lookups, staging, state
 from model_cache.lookups import CACHE, LookUp
+from model_cache.names import printable
 from model_cache.root import Root
 from model_cache.state import State
 
@@ -122,7 +123,11 @@ def prometheus(found: Report) -> Iterator[str]:
         yield f"# TYPE {metric} gauge"
         for wheel in found.wheels:
             value = getattr(wheel, metric.removeprefix("model_cache_"))
-            yield f'{metric}{{wheel="{wheel.name}",version="{wheel.version}"}} {int(value)}'
+            yield f'{metric}{{wheel="{_label(wheel.name)}",version="{_label(wheel.version)}"}} {int(value)}'
     yield "# HELP model_cache_misses look-ups on record that no wheel answered"
     yield "# TYPE model_cache_misses gauge"
     yield f"model_cache_misses {len(found.misses)}"
+
+
+def _label(text: str) -> str:
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')

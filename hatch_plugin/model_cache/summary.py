@@ -11,8 +11,10 @@ from model_cache.errors import ModelCacheError
 from model_cache.host import Host, read_versions
 from model_cache.manifest import Engine
 from model_cache.payload import InstalledPayload
+from model_cache.strict_json import MAX_INTEGER
 
 MAX_BYTES = 16 * 1024 * 1024
+MAX_SHOWN = 200
 
 
 class Summary(NamedTuple):
@@ -54,18 +56,20 @@ class Summarizer:
             with InstalledPayload(wheel) as payload:
                 document = json.loads(payload.read("manifest.json", MAX_BYTES))
             blobs = {f["sha256"]: f["size"] for entry in document["entries"] for f in entry["files"]}
+            if not all(type(size) is int and 0 <= size <= MAX_INTEGER for size in blobs.values()):
+                raise ValueError
             return Summary(
                 name=wheel.name,
                 version=wheel.version,
                 location=wheel.site,
-                model=str(document["model"]["id"]),
+                model=str(document["model"]["id"])[:MAX_SHOWN],
                 engine=f"{document['engine']['name']} {document['engine']['version']}",
                 targets=tuple(str(target["name"]) for target in document["targets"]),
-                size=sum(int(size) for size in blobs.values()),
+                size=sum(blobs.values()),
                 stale=self.stale(document),
             )
         except ModelCacheError as error:
             problem = error.message
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except Exception:  # nothing was checked, and one hostile wheel may not hide the others
             problem = "its manifest cannot be read"
         return Summary(wheel.name, wheel.version, wheel.site, problem=problem)
