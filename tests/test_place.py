@@ -246,6 +246,20 @@ def test_too_few_inodes_are_told_before_anything_is_written(
     assert files_of(root) == {}
 
 
+@needs_root
+def test_what_was_deployed_can_be_removed_from_a_disk_that_is_full(site: Path, mounted: Callable[..., Path]) -> None:
+    root = mounted("size=128k,mode=755")
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(Root, "free_bytes", lambda self: 10**9)
+    run(site, root)
+    monkey.undo()
+    subprocess.run(["dd", "if=/dev/zero", f"of={root}/filler", "bs=4k"], check=False, capture_output=True)
+    with pytest.raises(ModelCacheError, match=r"disk is full|not enough space"):
+        run(make_site(site.parent / "next", contents={"a/b": {"c": b"d" * 9000}}, version="2.0.0"), root)
+    remove(NAME, str(root))
+    assert files_of(root).keys() == {"filler"}
+
+
 # Read-only roots and the overlay
 
 

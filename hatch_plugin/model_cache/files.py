@@ -17,6 +17,7 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY_MODE = 0o755
 FILE_MODE = 0o644
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP)
 """How making a hard link fails where there are none."""
 

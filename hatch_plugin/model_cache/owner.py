@@ -36,9 +36,13 @@ def held(opened: Opener, temporary: Callable[[], str], deadline: Deadline, *, lo
     Raises DeadlineError when it takes too long, OSError.
     """
     mine = identity()
-    while not _claim(opened, temporary, mine, locked=locked):
-        deadline.check()
-        time.sleep(0.02)
+    try:
+        while not _claim(opened, temporary, mine, locked=locked):
+            deadline.check()
+            time.sleep(0.02)
+    except OSError as error:
+        if error.errno not in files.FULL:  # whoever wants to remove something must be able to
+            raise
     try:
         yield
     finally:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_cache import kept, leftovers, staging, state
+from model_cache import files, kept, leftovers, staging, state
 from model_cache.files import system_errors
 from model_cache.root import Root
+from model_cache.state import State
 from model_cache.verify import Deadline
 
 
@@ -32,7 +33,7 @@ def remove(name: str, root_path: str, deadline: Deadline | None = None) -> Remov
         with root.lock(deadline):
             found = state.require(root, name)
             leftovers.clean(root, found.ours())
-            state.save(root, found.in_phase("removing"))
+            _note(root, found.in_phase("removing"))
             left = [path for entry in found.ours() for path in staging.take_away(root, entry, deadline)]
             kept.drop(root, name)
             state.delete(root, name)
@@ -44,3 +45,12 @@ def remove(name: str, root_path: str, deadline: Deadline | None = None) -> Remov
         left=tuple(left),
         kept=tuple(entry.directory for entry in found.entries if not entry.ours),
     )
+
+
+def _note(root: Root, found: State) -> None:
+    """Record what is about to be removed. On a full disk it goes without: a removal that is killed is begun again."""
+    try:
+        state.save(root, found)
+    except OSError as error:
+        if error.errno not in files.FULL:
+            raise
