@@ -174,6 +174,39 @@ def test_a_wrong_config_json(project: Path, content: str | bytes | None, expecte
     assert str(project / "model") in problem
 
 
+@pytest.mark.parametrize("kind", ["fifo", "device", "large", "loop"])
+def test_a_config_json_that_is_no_small_file(project: Path, kind: str) -> None:
+    file = project / "model/config.json"
+    file.unlink()
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "large":
+        with file.open("wb") as sparse:
+            sparse.truncate(65 << 20)
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else "config.json")
+    (problem,) = problems(project)
+    assert "cannot be read" in problem
+
+
+@pytest.mark.parametrize("config", ["a" * 5000, "a/" * 5000 + "a", "loop", "loop/x"])
+def test_a_config_that_no_path_can_be(project: Path, config: str) -> None:
+    (project / "loop").symlink_to("loop")
+    (problem,) = problems(project, config=config)
+    assert problem.startswith("config: ")
+
+
+def test_a_recipe_that_is_no_small_file_or_nested_too_deeply(project: Path) -> None:
+    file = project / "pyproject.toml"
+    file.write_text("a = " + "[" * 3000 + "]" * 3000)
+    with pytest.raises(UsageError, match="nested too deeply"):
+        load_recipe(project)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(UsageError, match="not a regular file"):
+        load_recipe(project)
+
+
 def test_a_link_out_of_the_project_cannot_travel_in_an_sdist(project: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     (project / "model/tokenizer.json").symlink_to(tmp_path / "tokenizer.json")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -229,6 +230,35 @@ def test_verify_what_was_deployed(site: Path, root: Path, run: Any, assumed: Non
     assert run("verify", NAME, "--root", str(root)).code == 0
 
 
+def test_a_wheel_in_whose_place_another_is_is_not_intact(
+    site: Path, root: Path, run: Any, assumed: None, tmp_path: Path
+) -> None:
+    contents = {ENTRY_ONE: {"rank_0_0/model": b"another"}, ENTRY_TWO: {"rank_0_0/model": b"one more"}}
+    install(make_wheel(tmp_path / "other", contents, name="model-cache-second-h100-sxm5-80gb", changes=HERE), site)
+    assert run("deploy", NAME).code == 0
+    assert run("deploy", "model-cache-second-h100-sxm5-80gb").code == 0
+    first, second = run("status", "--json").json["wheels"]
+    if first["name"] != NAME:
+        first, second = second, first
+    assert (first["intact"], first["others"]) == (True, [])
+    assert (second["intact"], second["others"]) == (False, [ENTRY_ONE, ENTRY_TWO])
+    assert f"  {ENTRY_ONE}: not its own, another wheel's or the engine's files are there\n" in run("status").out
+    done = run("verify", "model-cache-second-h100-sxm5-80gb", "--root", str(root))
+    assert done.code == 3
+    assert f"{ENTRY_ONE}: another wheel's or the engine's files are there" in done.err
+    assert run("verify", NAME, "--root", str(root)).code == 0
+
+
+def test_what_others_have_put_there_with_the_same_content_is_intact(
+    site: Path, root: Path, run: Any, assumed: None
+) -> None:
+    run("deploy")
+    shutil.rmtree(root / ".model-cache")
+    run("deploy")
+    assert run("status", "--json").json["wheels"][0]["intact"]
+    assert run("verify", NAME, "--root", str(root), "--json").json["wheels"][0]["deployed"] == 4
+
+
 # deploy, remove
 
 
@@ -444,6 +474,20 @@ def test_wrong_arguments_are_told_in_json_too(run: Any, words: str) -> None:
     done = run(*words.split(), "--json")
     assert (done.code, done.err) == (2, "")
     assert done.json["error"]["kind"] == "usage"
+
+
+@pytest.mark.parametrize("words", ["inspect {}.whl", "verify {}.whl", "sign {}.whl --key k.pem", "check {}"])
+@pytest.mark.parametrize("name", ["/" + "a" * 5000, "loop/x"])
+def test_a_path_that_cannot_be_looked_at(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, name: str
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hatch_model_cache.signing.load_key", lambda _: None)
+    done = run(*words.format(name).split())
+    assert (done.code, done.out) == (1, "")
+    assert len(done.err.splitlines()) == 1
+    assert ": cannot be read: " in done.err
 
 
 def test_the_engine_s_own_json_option_is_not_ours(run: Any) -> None:

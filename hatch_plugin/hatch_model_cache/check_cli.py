@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from model_cache import small_file
 from model_cache.console import Parser
 from model_cache.discovery import scan
 from model_cache.errors import NotFoundError, UsageError
@@ -112,7 +114,7 @@ def _check_recipe(arguments: argparse.Namespace) -> int:
     from .recipe_file import load_recipe
 
     directories = [Path(what) for what in arguments.what]
-    if len(directories) != 1 or not directories[0].is_dir():
+    if len(directories) != 1 or not stat.S_ISDIR(small_file.mode(directories[0])):
         raise UsageError("give the engine's command line after --, or the directory of one recipe")
     warnings = load_recipe(directories[0]).warnings()
     if arguments.json:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from model_cache import small_file
 from model_cache.names import printable
 
 from . import naming, targets
@@ -23,6 +24,9 @@ HATCHLING_KEYS = frozenset(
     ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
 )
 """Keys of any build hook that hatchling itself reads."""
+
+MAX_CONFIG_BYTES = 64 << 20
+"""Size that a config.json may have; the largest known ones are some hundred kB."""
 
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9]+([.][a-z0-9]+)*)?")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -252,7 +256,13 @@ def _environment_problem(name: str, value: Any) -> str | None:
 
 
 def _config_problem(config: str, project: Path) -> str | None:
-    directory = (project / config).resolve()
+    try:
+        return _directory_problem(config, (project / config).resolve(), project)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        return f"{config!r:.200} cannot be read: {getattr(error, 'strerror', None) or 'a loop of links'}."
+
+
+def _directory_problem(config: str, directory: Path, project: Path) -> str | None:
     absolute = Path(config).is_absolute()
     if not absolute and not directory.is_relative_to(project):
         return (
@@ -265,7 +275,7 @@ def _config_problem(config: str, project: Path) -> str | None:
         return f"{str(directory)!r} is no directory."
     file = directory / "config.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(small_file.read(file, MAX_CONFIG_BYTES))
     except FileNotFoundError:
         return f"{str(directory)!r} holds no config.json."
     except OSError as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from model_cache import small_file
 from model_cache.errors import UsageError
 
 from . import naming
@@ -14,6 +15,9 @@ from .recipe import HOOK, WHERE, Recipe
 from .recipe_checks import check
 
 __all__ = ["build_table", "check_name", "find_table", "load_recipe", "parse"]
+
+
+_MAX_BYTES = 16 << 20
 
 
 def parse(table: Mapping[str, Any], *, where: str = WHERE, project_dir: Path | str) -> Recipe:
@@ -91,10 +95,12 @@ def _subtable(table: Any, *keys: str) -> Any:
 
 def _load_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(small_file.read(path, _MAX_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist: give the directory of a recipe project.") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is not valid TOML: it is nested too deeply.") from None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
 
+from model_cache import small_file
 from model_cache.errors import NotFoundError, UsageError
 from model_cache.signature import short
 
@@ -77,12 +79,13 @@ def _sign(arguments: argparse.Namespace) -> int:
 def _wheels(paths: list[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
+        mode = small_file.mode(path)
+        if stat.S_ISDIR(mode):
             inside = sorted(path.glob("*.whl"))
             if not inside:
                 raise NotFoundError(f"{path}: holds no wheel")
             found += inside
-        elif path.is_file():
+        elif stat.S_ISREG(mode):
             found.append(path)
         else:
             raise NotFoundError(f"{path}: there is no such file")

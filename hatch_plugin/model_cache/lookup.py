@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import stat
 
+from model_cache import small_file
 from model_cache.discovery import Installed, find, scan
 from model_cache.errors import DamagedError, NotFoundError
 from model_cache.payload import InstalledPayload, Payload
@@ -14,12 +15,12 @@ def open_payload(name: str) -> Payload:
     """The payload that `name` means: the path of a .whl file, or the name of an installed distribution.
 
     Raises NotFoundError when there is neither, DamagedError when the file is no acceptable wheel or when two
-    versions of one distribution are installed in one place.
+    versions of one distribution are installed in one place, ModelCacheError when the path cannot be looked at.
     """
     if name.endswith(".whl") or os.sep in name:
         from model_cache.archive import WheelPayload
 
-        if not Path(name).is_file():
+        if not stat.S_ISREG(small_file.mode(name)):
             raise NotFoundError(f"{name}: there is no such file")
         return WheelPayload(name)
     return InstalledPayload(installed(name))
