@@ -116,6 +116,19 @@ def test_a_site_whose_path_is_no_text_is_deployed_once(
     assert not files_of(root)
 
 
+def test_files_of_others_where_a_wheel_belongs_are_an_alarm(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = root / ENTRY_ONE / "rank_0_0/model"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"compiled here")
+    plugin.register()
+    deployed, other = lines(caplog)
+    assert deployed[0] == "INFO"
+    assert other[0] == "WARNING"
+    assert f"not deployed: another wheel's or the engine's files are in {ENTRY_ONE}" in other[1]
+
+
 def test_the_next_start_says_and_does_nothing(
     site: Path, root: Path, caplog: pytest.LogCaptureFixture, closer: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

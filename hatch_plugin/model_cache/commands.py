@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from model_cache.discovery import scan
-from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotFoundError, NotTrustedError
+from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotFoundError, NotTrustedError, UsageError
 from model_cache.names import printable
 
 if TYPE_CHECKING:
@@ -115,11 +115,13 @@ def _verify_deployed(name: str, root_path: str) -> int:
     """Compare what is deployed with what was written; the number of files. Raises DamagedError."""
     from model_cache import location, staging, state
     from model_cache.root import Root
+    from model_cache.status import OTHERS
     from model_cache.verify import Deadline
 
     with Root.open(location.cache_root(root_path)) as root:
         found = state.require(root, name)
-        problems: list[str] = []
+        others = staging.others(root, found.entries, Deadline())
+        problems = [f"{directory}: {OTHERS}" for directory in others]
         for entry in found.ours():
             comparison = staging.compare(root, entry.directory, entry.files, Deadline())
             missing = comparison.missing if comparison else [file.path for file in entry.files]
@@ -129,9 +131,15 @@ def _verify_deployed(name: str, root_path: str) -> int:
             )
     if found.phase != "deployed":
         problems.append(f"the last deploy was interrupted (phase {found.phase})")
+    if others and len(problems) == len(others):
+        raise DamagedError(
+            f"{name}: is not in {root.path} as a whole; take away what is there (`model-cache remove` that wheel), "
+            f"then `model-cache deploy {name}`",
+            problems,
+        )
     if problems:
         raise DamagedError(f"{name}: is damaged in {root.path}; `model-cache deploy {name}` restores it", problems)
-    return sum(len(entry.files) for entry in found.ours())
+    return sum(len(entry.files) for entry in (*found.entries, *found.superseded))
 
 
 def run_deploy(options: Namespace) -> Result:
@@ -143,6 +151,8 @@ def run_deploy(options: Namespace) -> Result:
     base = location.cache_root(options.root)
     root = location.cache_root(options.overlay) if options.overlay else base
     assumed = options.assume_target or os.environ.get(ASSUME_TARGET) or None
+    if options.overlay and printable(root) != root:
+        raise UsageError(f"the overlay {root} has a name that no shell line can hold; give another")
     names = [installed(name).name for name in options.names] or sorted({wheel.name for wheel in scan().wheels})
     if not names:
         raise NotFoundError(_NONE_INSTALLED)

@@ -138,6 +138,17 @@ def _is_same(directory: int, file: DeployedFile, deadline: Deadline) -> bool | N
         return hash_file(source, file.size, deadline) == (file.sha256, file.size)
 
 
+def others(root: Root, entries: Iterable[DeployedEntry], deadline: Deadline) -> tuple[str, ...]:
+    """The directories of kept entries in which somebody else's files are, or none: not what the wheel holds."""
+    found = []
+    for entry in entries:
+        if not entry.ours:
+            comparison = compare(root, entry.directory, entry.files, deadline)
+            if comparison is None or comparison.wrong:
+                found.append(entry.directory)
+    return tuple(found)
+
+
 def look_same(root: Root, entry: DeployedEntry) -> bool:
     """Whether size and mtime of every file of ours are as noted; of an entry that was kept, whether it exists."""
     try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from model_cache import files, fit, stamp, state
+from model_cache import files, fit, plan, stamp, state
 from model_cache.deploy import Outcome, deploy
 from model_cache.discovery import Installed
 from model_cache.errors import MismatchError, ModelCacheError
@@ -121,7 +121,8 @@ def _report(outcome: Outcome, origin: str, say: Say) -> None:
     label = f"{outcome.name} {outcome.version}"
     written = [entry for entry in outcome.entries if entry.action == "deployed"]
     restored = [entry for entry in outcome.entries if entry.action == "restored"]
-    kept = [entry for entry in outcome.entries if entry.action == "kept" and entry.note]
+    kept = [entry for entry in outcome.entries if entry.action == "kept" and entry.note == plan.SAME]
+    others = [entry for entry in outcome.entries if entry.action == "kept" and entry.note not in ("", plan.SAME)]
     if written:
         size = files.human(outcome.bytes_written)
         count = f"{len(written)} {'entry' if len(written) == 1 else 'entries'}"
@@ -130,6 +131,9 @@ def _report(outcome: Outcome, origin: str, say: Say) -> None:
         say(f"{label}: restored {', '.join(e.directory for e in restored)}, which had been changed", alarm=True)
     if kept:
         say(f"{label}: left alone what was there: {', '.join(entry.directory for entry in kept)}")
+    if others:
+        there = ", ".join(entry.directory for entry in others)
+        say(f"{label}: not deployed: another wheel's or the engine's files are in {there}, and stay", alarm=True)
     if outcome.left:
         say(f"{label}: the version before is gone; files that are not ours stay: {', '.join(outcome.left[:5])}")
     for note in outcome.notes:

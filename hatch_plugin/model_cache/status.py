@@ -13,6 +13,9 @@ from model_cache.lookups import CACHE, LookUp
 from model_cache.names import printable
 from model_cache.root import Root
 from model_cache.state import State
+from model_cache.verify import Deadline
+
+OTHERS = "another wheel's or the engine's files are there"
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Status:
     Attributes:
         name, version, targets: as deployed.
         phase: "deployed", or what an interrupted change has left.
-        intact: whether sizes and times are as they were written (`verify --root` reads every byte).
+        intact: whether all of it is there, sizes and times as they were written (`verify --root` reads every byte).
+        others: entries in whose places another wheel's or the engine's files are, or none: nothing of the wheel.
         looked_up: the last look-up of each compiled model and rank that found something in this wheel.
         processes: engine processes among all look-ups on record that found something in it.
     """
@@ -32,6 +36,7 @@ class Status:
     targets: tuple[str, ...]
     phase: str
     intact: bool
+    others: tuple[str, ...]
     looked_up: tuple[LookUp, ...]
     processes: int
 
@@ -67,12 +72,15 @@ def report(root: Root) -> Report:
 
 def _status(root: Root, deployed: State, found: Sequence[LookUp]) -> Status:
     mine = [f for f in found if f.wheel == deployed.name and deployed.entry(f"{CACHE}/{f.key}")]
+    others = staging.others(root, deployed.entries, Deadline())
+    same = all(staging.look_same(root, entry) for entry in deployed.entries)
     return Status(
         name=deployed.name,
         version=deployed.version,
         targets=deployed.targets,
         phase=deployed.phase,
-        intact=deployed.phase == "deployed" and all(staging.look_same(root, entry) for entry in deployed.entries),
+        intact=deployed.phase == "deployed" and same and not others,
+        others=others,
         looked_up=_last(iter(mine)),
         processes=len({f.pid for f in mine if f.hit}),
     )
@@ -101,6 +109,8 @@ def lines(found: Report) -> Iterator[str]:
         health = "intact" if wheel.intact else f"NOT intact ({wheel.phase})"
         use = f"used by {wheel.processes} process{'es' if wheel.processes != 1 else ''}" if wheel.used else "not used"
         yield f"{wheel.name} {wheel.version}: {health}, {use}, for {', '.join(wheel.targets)}"
+        for directory in wheel.others:
+            yield f"  {directory}: not its own, {OTHERS}"
         for one in wheel.looked_up:
             what = f"hit in {one.seconds:.1f} s, {one.parts} parts" if one.hit else "found, and could not be loaded"
             yield f"  {one.prefix} rank {one.rank}: {what} ({one.key[:12]}…)"
@@ -115,7 +125,7 @@ def lines(found: Report) -> Iterator[str]:
 def prometheus(found: Report) -> Iterator[str]:
     """The report in Prometheus' text format, for a node exporter's textfile collector."""
     for metric, text in (
-        ("model_cache_intact", "1 if the deployed files are as they were written"),
+        ("model_cache_intact", "1 if all files of the wheel are there as they were written"),
         ("model_cache_used", "1 if an engine has loaded the wheel"),
         ("model_cache_processes", "engine processes that have loaded the wheel"),
     ):
