@@ -4,7 +4,7 @@ BIN := .venv/bin
 ENGINE := vllm-0.33.0
 TESTS ?=
 
-.PHONY: demo test lint fast engine-tests torture fuzz engines bench clean
+.PHONY: demo test lint fast engine-tests torture fuzz engines bench key-factors clean
 
 demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
 	$(BIN)/python examples/demo.py
@@ -35,6 +35,9 @@ engines: .venv/ready  ## the engine environments, from engines/*.txt
 bench: engines  ## figures into benchmarks/results/
 	$(BIN)/python benchmarks/run.py
 
+key-factors: engines  ## what changes the engine's key, on the real vLLM, into docs/key-factors.md (~15 min; goes on where it was)
+	$(BIN)/python tests/matrix/key_factors.py
+
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -42,4 +45,4 @@ bench: engines  ## figures into benchmarks/results/
 	touch $@
 
 clean:
-	rm -rf .venv .engines .demo
+	rm -rf .venv .engines .demo .matrix

@@ -42,6 +42,7 @@ def test_a_hit_has_no_reasons() -> None:
         ({"scheduler__async_scheduling": "false"}, ("--no-async-scheduling",), {}, "leave out --no-async-scheduling"),
         ({"scheduler__async_scheduling": "false"}, (), {}, "give --async-scheduling"),
         ({"model__trust_remote_code": "true"}, (), {}, "give --no-trust-remote-code"),
+        ({"kernel__autotune": "false"}, ("--disable-autotune",), {}, "leave out --disable-autotune"),
         # no flag sets it, so the command line must be the build's; --port is in no configuration, and is left alone
         ({"compilation__mode": "1"}, ("-O1", "--port", "8000"), {}, "leave out --optimization-level"),
         ({"compilation__mode": "1"}, ("--compilation-config.mode", "1"), {}, "leave out --compilation-config.mode"),

@@ -22,6 +22,7 @@ FACTORS = {
     "env.VLLM_USAGE_SOURCE": "image",
     "inductor.max_autotune": "false",
     "inductor.system.device.name": str(H100["device_name"]),
+    "kernel.autotune": "true",
     "model.dtype": "torch.bfloat16",
     "model.quantization": "null",
     "model.trust_remote_code": "false",
@@ -30,6 +31,7 @@ FACTORS = {
 }
 FLAGS = {
     "cache.cache_dtype": "--kv-cache-dtype",
+    "kernel.autotune": "--enable-autotune",
     "compilation": "--compilation-config",
     "model.dtype": "--dtype",
     "model.quantization": "--quantization",

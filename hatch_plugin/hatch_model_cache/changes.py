@@ -127,18 +127,18 @@ def _flag(
     flag = flags.get(factor) or flags.get(f"*.{factor.partition('.')[2] or factor}")
     if flag is None:
         return None
-    opposite = f"--no-{flag.removeprefix('--')}"
-    for name in (flag, opposite):
+    off = _off(flag)
+    for name in (flag, *off):
         if name in ours:
             return _give(name, ours[name])
-    for name in (flag, opposite):
+    for name in (flag, *off):
         if name in theirs:
             return f"leave out {name}"
     # set by neither: a default that depends on something else
     if wheel is None or wheel.startswith("sha256:") or wheel == "null" or "." not in factor:
         return None
     if wheel in ("true", "false"):
-        return f"give {flag if wheel == 'true' else opposite}"
+        return f"give {flag if wheel == 'true' else off[0]}"
     return _give(flag, wheel)
 
 
@@ -151,8 +151,8 @@ def _ignored(flags: Mapping[str, str], factors: Collection[str]) -> set[str]:
 
 def _command_line(ours: Mapping[str, str | None], theirs: Mapping[str, str | None], host: CommandLine) -> list[str]:
     """What makes the flags those of the build; of flags that the engine's configuration does not know, nothing."""
-    known = {flag for field, flag in host.flags.items() if not field.startswith("*.")}
-    known |= {f"--no-{flag.removeprefix('--')}" for flag in known}
+    known = set(host.flags.values())
+    known |= {off for flag in known for off in _off(flag)}
     found = [_give(flag, value) for flag, value in ours.items() if flag not in theirs or theirs[flag] != value]
     return found + [f"leave out {f}" for f in theirs if f not in ours and f.partition(".")[0] in known]
 
@@ -161,10 +161,16 @@ def _give(flag: str, value: str | None) -> str:
     return f"give {flag}" if value is None else f"give {flag} {shlex.quote(value) if _json_like(value) else value}"
 
 
+def _off(flag: str) -> list[str]:
+    """What turns a flag off: ``--no-x``, and for ``--enable-x`` also ``--disable-x``."""
+    name = flag.removeprefix("--")
+    return [f"--no-{name}", *([f"--disable-{name.removeprefix('enable-')}"] if name.startswith("enable-") else [])]
+
+
 def _named(change: str) -> str:
-    """The flag that a change is about, without its opposite's ``no-``."""
+    """The flag that a change is about; the same for its opposite."""
     word = next((w for w in change.split() if w.startswith("--")), change)
-    return word.replace("--no-", "--", 1)
+    return word.replace("--no-", "--", 1).replace("--disable-", "--enable-", 1)
 
 
 def _json_like(value: str) -> bool:

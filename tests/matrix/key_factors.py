@@ -60,9 +60,10 @@ class Matrix:
         self._answers = PLACE / "answers"
         self._answers.mkdir(exist_ok=True)
         sources = [*(ROOT / "hatch_plugin/hatch_model_cache/compile").rglob("*.py")]
-        self._stamp = hashlib.sha256(
-            self.manifest.to_json_bytes() + b"".join(p.read_bytes() for p in sorted(sources))
-        ).hexdigest()
+        self._stamps = {
+            "asked": self._digest(sources),
+            "started": self._digest([path for path in sources if "engines" not in path.parts]),
+        }
         make_work(self.work)
 
     def environment(self) -> dict[str, str]:
@@ -91,9 +92,14 @@ class Matrix:
         path.write_text(json.dumps(answer))
         return answer
 
+    def _digest(self, sources: list[Path]) -> str:
+        """Of the wheel and of sources."""
+        content = b"".join(path.read_bytes() for path in sorted(sources))
+        return hashlib.sha256(self.manifest.to_json_bytes() + content).hexdigest()
+
     def _kept(self, configuration: Configuration, what: str) -> Path:
         """The file of an answer that depends on nothing else than this."""
-        identity = [self._stamp, what, configuration.arguments, configuration.environment, configuration.target]
+        identity = [self._stamps[what], what, configuration.arguments, configuration.environment, configuration.target]
         identity += [configuration.gpu, configuration.against]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
         return self._answers / f"{digest}.json"

@@ -279,13 +279,13 @@ def flags() -> dict[str, str]:
 
     Read from the engine's source, where each flag is declared with the field that it sets; ``"*.<field>"`` is the flag
     that has the field's name, whatever part it sets. A flag that takes a whole part (``--compilation-config``) stands
-    under the part's name.
+    under the part's name. Flags of the server around the engine (``--port``) are not among them.
     """
     from vllm.engine.arg_utils import EngineArgs
 
     source = inspect.getsource(EngineArgs.add_cli_args)
     declared = re.findall(r'"(--[a-z0-9-]+)",\s*(?:"-[\w-]+",\s*)*\*\*(?:\{\s*\*\*)?(\w+?)_kwargs\["(\w+)"\]', source)
-    fields = {flag.removeprefix("--").replace("-", "_"): flag for flag in options().values()}
+    fields = {flag.removeprefix("--").replace("-", "_"): flag for flag in re.findall(r'"(--[a-z0-9-]+)"', source)}
     return {
         **{name.removesuffix("_config"): flag for name, flag in fields.items() if name.endswith("_config")},
         **{f"*.{name}": flag for name, flag in fields.items()},
@@ -294,12 +294,13 @@ def flags() -> dict[str, str]:
 
 
 def options() -> dict[str, str]:
-    """Every spelling of a flag of ``vllm serve`` → its longest."""
+    """Every spelling of a flag of ``vllm serve`` → its first long one; what turns a flag off stands for itself."""
     [commands] = [a for a in _parser()._actions if a.dest == "subparser"]
     found = {"-O": "--optimization-level"}  # rewritten by vLLM before its parser sees it
     for action in commands.choices["serve"]._actions:
-        positive = [o for o in action.option_strings if not o.startswith("--no-")]
-        found.update({option: max(positive, key=len) for option in positive})
+        long = [o for o in action.option_strings if o.startswith("--")]
+        off = {o for o in long[1:] if o.startswith(("--no-", "--disable-"))}
+        found.update({o: o if o in off else long[0] for o in action.option_strings if long})
     return found
 
 
