@@ -24,7 +24,9 @@ EXIT_CODES = """exit codes:
   5  not found
   6  compile failed
   7  not trusted: the signature is wrong, or this host requires one that it knows
- 10  the cache was missed (rehearse)"""
+ 10  miss: the engine would compile, or did (check, rehearse)
+ 11  unsafe: the engine would load what does not belong (check)
+ 12  unknown: nothing can be said (check)"""
 
 BUILD_COMMANDS = {
     "check": "say before the start whether the engine would load a wheel, and why not",
