@@ -79,7 +79,7 @@ def deployed(root: Path) -> None:
 
 def report(root: Path) -> status.Report:
     with Root.open(str(root)) as opened:
-        return status.report(opened)
+        return status.report(opened)[0]
 
 
 def test_a_hit_is_returned_recorded_and_told(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:

@@ -167,6 +167,31 @@ def test_gc_without_a_root_is_not_found(environment: Environment, run: Any) -> N
     assert "there is no such cache root" in err
 
 
+@pytest.mark.parametrize("data", [b"", b"garbage\xff", b"[]", b"{}", b" " * (16 * 1024 * 1024 + 1)])
+def test_a_state_that_is_none_names_its_file_and_hides_no_other(
+    environment: Environment, root: Path, run: Any, data: bytes
+) -> None:
+    environment.install("1.0.0", CONTENTS)
+    run("deploy")
+    bad = root / ".model-cache/model-cache-bad.json"
+    bad.write_bytes(data)
+    (root / ".model-cache/kept/model-cache-bad").mkdir()
+    for command, told in (("status", f"{NAME} 1.0.0: intact"), ("gc", "")):
+        code, out, err = run(command)
+        assert (code, told in out) == (3, True)
+        assert str(bad) in err
+        assert "delete that file, then `model-cache deploy model-cache-bad`" in err
+    assert (root / ".model-cache/kept/model-cache-bad").exists()
+    assert run("deploy")[0] == 0
+    state_file = root / f".model-cache/{NAME}.json"
+    state_file.write_bytes(data)
+    code, _, err = run("deploy")
+    assert code == 3
+    assert str(state_file) in err
+    state_file.unlink()
+    assert run("deploy")[0] == 0
+
+
 def test_gc_deletes_what_killed_deploys_have_left(environment: Environment, root: Path, run: Any) -> None:
     from model_cache.root import temporary_name
 

@@ -259,9 +259,9 @@ def run_status(options: Namespace) -> Result:
     from model_cache.root import Root
 
     with Root.open(location.cache_root(options.root)) as root:
-        found = status.report(root)
+        found, errors = status.report(root)
     told = status.prometheus(found) if options.format == "prometheus" else status.lines(found)
-    return Result(status.data(found), list(told))
+    return Result(status.data(found), list(told), joined(errors))
 
 
 def run_remove(options: Namespace) -> Result:

@@ -30,8 +30,10 @@ class Collected:
     removal: Removal | None = None
 
 
-def collect(root_path: str, *, dry_run: bool = False) -> tuple[tuple[Collected, ...], int]:
-    """Remove what the root holds of wheels that are gone or stale; those, and how many leftovers were deleted.
+def collect(root_path: str, *, dry_run: bool = False) -> tuple[tuple[Collected, ...], int, list[ModelCacheError]]:
+    """Remove what the root holds of wheels that are gone or stale.
+
+    Those; how many leftovers were deleted; and which states cannot be understood: what they tell of is left alone.
 
     Gone: installed neither here nor where it was deployed from. Stale: built for another engine, torch, Triton or
     Python than is installed here. Raises NotFoundError without such a root, ModelCacheError when it cannot be changed.
@@ -40,14 +42,14 @@ def collect(root_path: str, *, dry_run: bool = False) -> tuple[tuple[Collected, 
     hosts: dict[str, Host] = {}
     wheels = {wheel.name: wheel for wheel in scan().wheels}
     with files.system_errors(root_path), Root.open(root_path, judge=not dry_run) as root:
-        states = [one for name in state.names(root) if (one := state.load(root, name))]
+        states, errors = state.load_all(root)
     for one in states:
         if reason := _reason(one, wheels.get(one.name), hosts):
             removal = None if dry_run else remove(one.name, root_path)
             size = sum(file.size for entry in one.ours() for file in entry.files if not file.link)
             entries = tuple(entry.directory for entry in one.ours())
             found.append(Collected(one.name, one.version, reason, entries, size, removal))
-    return tuple(found), 0 if dry_run else _sweep(root_path)
+    return tuple(found), 0 if dry_run else _sweep(root_path), errors
 
 
 def _reason(found: State, wheel: Installed | None, hosts: dict[str, Host]) -> str | None:
@@ -75,7 +77,7 @@ def _sweep(root_path: str) -> int:
             return 0
         with root.lock(Deadline()):
             names = state.names(root)
-            states = [one for name in names if (one := state.load(root, name))]
+            states, _ = state.load_all(root)
             count = leftovers.clean(root, [entry for one in states for entry in one.ours()])
             with suppress(FileNotFoundError), files.opened(root.descriptor, f"{RESERVED}/{KEPT}") as directory:
                 for name in sorted(set(os.listdir(directory)) - set(names)):

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from model_cache import files
-from model_cache.errors import DamagedError, NotFoundError
+from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
 from model_cache.names import RESERVED, normalize, unsafe_path
 from model_cache.root import Root, temporary_name
 from model_cache.strict_json import Fields, loads
@@ -98,23 +98,41 @@ def parents(directories: Iterable[str]) -> list[str]:
 
 def load(root: Root, name: str) -> State | None:
     """The state of wheel `name`, None if there is none. Raises DamagedError if it cannot be understood."""
-    what = f"state of {name}"
+    file = f"{normalize(name)}.json"
+    what = f"state of {name}: {root.path}/{RESERVED}/{file}"
+    remedy = f"delete that file, then `model-cache deploy {normalize(name)}`"
     try:
         with root.state_directory() as directory:
-            data = _read(directory, f"{normalize(name)}.json")
+            data = _read(directory, file)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise files.failure("cannot read the state below", root.path, error) from None
+        raise files.failure("cannot read the state", f"{root.path}/{RESERVED}/{file}", error) from None
     problems: list[str] = []
-    document = Fields(loads(data, what, MAX_BYTES), "", problems)
-    if document.integer("state_version") != VERSION:
+    try:
+        document = Fields(loads(data, what, MAX_BYTES), "", problems)
+    except DamagedError as error:
+        raise DamagedError(f"{error.message}; {remedy}", error.problems) from None
+    if document.integer("state_version") != VERSION and not problems:
         raise DamagedError(f"{what}: is of another version of hatch-model-cache; upgrade hatch-model-cache")
     state = _state(document)
     document.done()
     if problems:
-        raise DamagedError(f"{what}: is damaged; delete {root.path}/.model-cache/{normalize(name)}.json", problems)
+        raise DamagedError(f"{what}: is damaged; {remedy}", problems)
     return state
+
+
+def load_all(root: Root) -> tuple[list[State], list[ModelCacheError]]:
+    """Every state that can be understood, and what is wrong with the others: one may not hide the rest."""
+    found: list[State] = []
+    errors: list[ModelCacheError] = []
+    for name in names(root):
+        try:
+            if loaded := load(root, name):
+                found.append(loaded)
+        except ModelCacheError as error:
+            errors.append(error)
+    return found, errors
 
 
 def _read(directory: int, name: str) -> bytes:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from model_cache import files, lookups, staging, state
+from model_cache.errors import ModelCacheError
 from model_cache.lookups import CACHE, LookUp
 from model_cache.names import printable
 from model_cache.root import Root
@@ -60,14 +61,14 @@ class Report:
     own_directories: tuple[str, ...]
 
 
-def report(root: Root) -> Report:
-    """Read state, record and directories of a cache root; changes nothing."""
+def report(root: Root) -> tuple[Report, list[ModelCacheError]]:
+    """Read states, record and directories of a cache root, and what is wrong with some of them; changes nothing."""
     found = lookups.read(root)
-    deployed = [loaded for name in state.names(root) if (loaded := state.load(root, name))]
+    deployed, errors = state.load_all(root)
     ours = {entry.directory for one in deployed for entry in one.ours()}
     own = tuple(sorted(f"{CACHE}/{name}" for name in _compiled(root) if f"{CACHE}/{name}" not in ours))
     wheels = tuple(_status(root, one, found) for one in deployed)
-    return Report(root.path, wheels, _last(f for f in found if not f.hit), own)
+    return Report(root.path, wheels, _last(f for f in found if not f.hit), own), errors
 
 
 def _status(root: Root, deployed: State, found: Sequence[LookUp]) -> Status:

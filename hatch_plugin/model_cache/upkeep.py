@@ -54,7 +54,7 @@ def run_gc(options: Namespace) -> Result:
     from model_cache import garbage, location
 
     root = location.cache_root(options.root)
-    found, leftovers = garbage.collect(root, dry_run=options.dry_run)
+    found, leftovers, errors = garbage.collect(root, dry_run=options.dry_run)
     would = "would be " if options.dry_run else ""
     rows = []
     lines = []
@@ -75,7 +75,7 @@ def run_gc(options: Namespace) -> Result:
         lines += [f"  left, not ours: {printable(path)}" for path in left]
     if leftovers:
         lines.append(f"deleted: {leftovers} unfinished or forgotten things of killed deploys")
-    if not lines:
+    if not lines and not errors:
         lines.append(f"nothing to remove in {root}")
     data = {"root": root, "dry_run": options.dry_run, "wheels": rows, "leftovers": leftovers}
-    return Result(data, unless_quiet(options, lines))
+    return Result(data, unless_quiet(options, lines), joined(errors))
