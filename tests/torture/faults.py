@@ -49,6 +49,8 @@ def inject(world: World, seconds: float, seed: int, *, least: int) -> Counter[st
     end = time.monotonic() + seconds
     while (time.monotonic() < end or counts["faults"] < least) and (case := next(cases, None)):
         _one(world, case, chance, counts)
+    if not counts["faults"]:
+        raise Failed("nothing was shown: no fault was reached")
     return counts
 
 

@@ -45,6 +45,8 @@ def random_kills(world: World, kills: int, seed: int) -> Counter[str]:
     if lost:
         raise Failed(f"{len(lost)} of {len(written)} files that the engine added are lost: {lost[:3]}")
     counts["files of the engine, none lost"] += len(written)
+    if idle := [what for what in ("kills", "concurrent reads", "files of the engine, none lost") if not counts[what]]:
+        raise Failed(f"nothing was shown: no {', no '.join(idle)}")
     return counts
 
 
