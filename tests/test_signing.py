@@ -26,7 +26,7 @@ from hatch_model_cache.signing import generate, load_key, sign_wheel
 from model_cache import cli, ed25519, signature
 from model_cache.archive import WheelPayload
 from model_cache.ed25519 import PrivateKey, key_id
-from model_cache.errors import DamagedError, NotTrustedError, UsageError
+from model_cache.errors import DamagedError, ModelCacheError, NotTrustedError, UsageError
 from model_cache.names import data_package
 from model_cache.signature import Signature, parse, to_bytes
 from model_cache.trust import Trust
@@ -88,6 +88,49 @@ def test_packed_bytes_are_copied_as_they_are(wheel: Path, key: PrivateKey) -> No
     sign_wheel(wheel, key)
     after = raw(wheel)
     assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize("path", [".", "/", "", "..", "a/.."])
+def test_a_key_without_a_name(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="names no key"):
+        generate(Path(path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\u2028b", "a\x85b", "a\rb", "a\x00b", "\udcff", " "])
+@pytest.mark.parametrize("as_path", [False, True])
+def test_a_key_name_that_is_no_line_of_text(name: str, as_path: bool, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one line of text"):
+        generate(tmp_path / (name if as_path else "k"), name="" if as_path else name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_private_key_stays_without_its_public_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = signing._write_new
+
+    def fail(path: Path, data: bytes, mode: int) -> None:
+        if path.suffix == ".pub":
+            raise ModelCacheError("no space")
+        write(path, data, mode)
+
+    monkeypatch.setattr(signing, "_write_new", fail)
+    with pytest.raises(ModelCacheError, match="no space"):
+        generate(tmp_path / "k")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ModelCacheError, match="cannot be read"):
+        generate(tmp_path / ("k" * 300))
+
+
+def test_a_wheel_in_a_place_that_cannot_be_written_to(
+    wheel: Path, key: PrivateKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(wheel.parent / "x"))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(ModelCacheError, match="cannot be signed in place: Permission denied"):
+        sign_wheel(wheel, key)
 
 
 def test_the_same_wheel_and_key_give_the_same_bytes(tmp_path: Path, key: PrivateKey) -> None:

@@ -524,6 +524,36 @@ def test_trust_is_managed_on_the_command_line(wheel: Path, tmp_path: Path, capsy
     assert str(tmp_path / "etc/trusted.d") in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory", "large"])
+def test_only_a_small_regular_file_can_be_added(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "k.pub"
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "device":
+        file = Path("/dev/zero")
+    elif kind == "directory":
+        file.mkdir()
+    else:
+        file.write_text("#" * 70_000)
+    assert cli.main(["trust", "add", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert "cannot be read" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", ["add {}", "revoke " + "a" * 64])
+def test_a_place_for_keys_that_cannot_be_made(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    public = make_key(tmp_path)[1]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    assert cli.main(["trust", *words.format(public).split()]) == 1
+    err = capsys.readouterr().err
+    assert "cannot be written" in err
+    assert len(err.splitlines()) == 1
+
+
 def test_deploy_tells_the_origin(
     wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

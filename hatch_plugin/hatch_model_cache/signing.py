@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from model_cache import keyring, signature
+from model_cache import keyring, signature, small_file
 from model_cache.archive import WheelPayload
 from model_cache.ed25519 import PrivateKey
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
 from model_cache.keyring import Keyring, TrustedKey
 from model_cache.manifest import FILE_NAME, MAX_BYTES
+from model_cache.names import printable
 from model_cache.signature import MAX_FILES, MAX_SIGNATURES, Signature, timestamp
 from model_cache.trust import Trust
 from model_cache.verify import verify
@@ -36,6 +37,7 @@ KEY_VARIABLE = "MODEL_CACHE_SIGNING_KEY"
 """Environment variable with the absolute path of the private key that the build hook signs with."""
 
 _MAX_KEY_BYTES = 64 * 1024
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -53,26 +55,37 @@ def generate(path: Path, *, name: str = "", expires: str | None = None) -> tuple
     Never replaces a file. Raises UsageError, NotTrustedError without `cryptography`.
     """
     _check_times(None, expires)
-    if re.search(r"[\x00-\x1f\x7f]", name):
-        raise UsageError("a key's name is one line of text")
+    if path.name in ("", ".."):
+        raise UsageError(f"{str(path)!r} names no key: give a path that ends in the key's name, like keys/ci")
+    shown = name or path.name
+    if not shown.strip() or printable(shown) != shown or len(shown.splitlines()) != 1 or _SURROGATE.search(shown):
+        raise UsageError(f"a key's name is one line of text, not {shown!r:.80}; give one with --name")
     key = PrivateKey.generate()
     private, public = path.with_name(f"{path.name}.pem"), path.with_name(f"{path.name}.pub")
     for file in (private, public):
-        if os.path.lexists(file):
+        if small_file.mode(file) or file.is_symlink():
             raise UsageError(f"{file} is there already; keys are never replaced")
     _write_new(private, key.pem(), 0o600)
-    _write_new(public, keyring.key_file(key.public, name or path.name, expires).encode(), 0o644)
+    try:
+        _write_new(public, keyring.key_file(key.public, shown, expires).encode(), 0o644)
+    except BaseException:
+        private.unlink()  # nobody could ever trust what it signs
+        raise
     return private, public, key.id
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink()
+            raise
     except OSError as error:
         raise ModelCacheError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -157,7 +170,10 @@ def _check_times(created: str | None, expires: str | None) -> None:
 def _replace(path: Path, member: str, data: bytes, key: PrivateKey) -> None:
     """Write the new wheel beside the old one under the same name, look at it, and rename it over the old one."""
     trusted = TrustedKey(key.id, key.public, "", None, "")
-    folder = Path(tempfile.mkdtemp(prefix=".model-cache-sign-", dir=path.parent))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".model-cache-sign-", dir=path.parent))
+    except OSError as error:
+        raise ModelCacheError(f"{path}: cannot be signed in place: {error.strerror or error}") from None
     try:
         new = folder / path.name
         with path.open("rb") as source, new.open("wb") as destination:

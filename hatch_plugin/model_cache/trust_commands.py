@@ -7,10 +7,11 @@ import re
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from model_cache import keyring
+from model_cache import keyring, small_file
 from model_cache.errors import ModelCacheError, NotFoundError, UsageError
 from model_cache.keyring import REVOKED, SUFFIX, TrustedKey, load_files, parse_key
 from model_cache.signature import short, timestamp
@@ -52,11 +53,12 @@ def _directory(options: Namespace) -> str:
 
 def _add(options: Namespace) -> Answer:
     try:
-        text = Path(options.file).read_text("utf-8")[: keyring.MAX_FILE_BYTES]
+        text = small_file.read(options.file, keyring.MAX_FILE_BYTES).decode()
     except FileNotFoundError:
         raise NotFoundError(f"{options.file}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{options.file}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{options.file:.300}: cannot be read: {reason}") from None
     key = parse_key(text, options.file)
     expires = options.expires or key.expires
     if options.expires:
@@ -116,5 +118,6 @@ def _write(path: str, text: str) -> None:
             os.fsync(file.fileno())
         temporary.rename(place)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise ModelCacheError(f"{path}: cannot be written: {error.strerror}") from None
