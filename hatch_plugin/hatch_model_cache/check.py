@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from model_cache.errors import UsageError
+from model_cache.names import printable
 
 from . import engine_process
 from .changes import CommandLine
 from .compile import engines
 from .progress import Progress
 from .verdict import Observation
+
+_MAX_ENVIRONMENT_BYTES = 4 << 20
+_MAX_VARIABLE_BYTES = (128 << 10) - 1
+"""What Linux passes to a process: NAME=value and a NUL in 32 pages."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +63,35 @@ def _assignments(words: Sequence[str]) -> dict[str, str]:
 
 
 def read_environment_file(path: Path) -> dict[str, str]:
-    """Variables from a file of ``NAME=value`` lines, as ``docker run --env-file`` takes it: no quotes, no expansion.
+    """Variables from a file of ``NAME=value`` lines, as ``docker run --env-file`` takes it: no quotes, no expansion,
+    and a name is whatever has no blank in it.
 
     Raises:
         UsageError: naming the first line that is none.
     """
     try:
-        lines = path.read_text("utf-8").splitlines()
+        with path.open("rb") as file:  # which may be a pipe: --env <(…)
+            data = file.read(_MAX_ENVIRONMENT_BYTES + 1)
+        text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{printable(str(path)):.300} cannot be read: {reason}") from None
+    if len(data) > _MAX_ENVIRONMENT_BYTES:
+        raise UsageError(f"{path} is larger than {_MAX_ENVIRONMENT_BYTES} bytes")
     found = {}
-    for number, line in enumerate(lines, 1):
-        text = line.lstrip()
-        if text and not text.startswith("#"):
-            name, equals, value = text.partition("=")
-            if not equals or not name.isidentifier():
+    for number, line in enumerate(text.split("\n"), 1):
+        pair = line.removesuffix("\r").lstrip()
+        if pair and not pair.startswith("#"):
+            name, equals, value = pair.partition("=")
+            if not equals or not name or len(name.split()) != 1 or name != name.strip():
                 raise UsageError(f"{path}, line {number}: must be NAME=value")
+            if "\0" in pair:
+                raise UsageError(f"{path}, line {number}: holds a NUL character")
+            if len(pair.encode()) > _MAX_VARIABLE_BYTES:
+                raise UsageError(
+                    f"{path}, line {number}: {printable(name):.100} is longer than {_MAX_VARIABLE_BYTES} bytes, "
+                    "which no process can be given"
+                )
             found[name] = value
     return found
 
@@ -81,7 +100,7 @@ def read_process(pid: int) -> tuple[list[str], dict[str, str], str]:
     """Command line, environment and working directory of a running process.
 
     Raises:
-        UsageError: if there is no such process, or this user may not look at it.
+        UsageError: if there is no such process, this user may not look at it, or its directory is not there.
     """
     place = Path("/proc") / str(pid)
     try:
@@ -90,6 +109,10 @@ def read_process(pid: int) -> tuple[list[str], dict[str, str], str]:
         directory = str((place / "cwd").readlink())
     except OSError as error:
         raise UsageError(f"process {pid} cannot be looked at: {error.strerror}") from None
+    if not os.path.isdir(directory):  # noqa: PTH112 - False, too, where this user may not look
+        raise UsageError(
+            f"the working directory of process {pid} is not there: {printable(directory)}; give the command after --"
+        )
     return words, dict(pair.split("=", 1) for pair in pairs if "=" in pair), directory
 
 

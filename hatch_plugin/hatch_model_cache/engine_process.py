@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from model_cache.errors import CompileError
+from model_cache.errors import CompileError, UsageError
 
 _BOOTSTRAP = Path(__file__).parent / "compile" / "bootstrap.py"
 LOG = "engine.log"
@@ -49,23 +49,29 @@ def run(
         on_event: told of every stage and kernel.
 
     Raises:
+        UsageError: if it cannot be started.
         CompileError: if the process fails, or leaves no result that can be read; its log is kept and named.
     """
     (directory / "job.json").write_text(json.dumps(job), "utf-8")
     reading, writing = os.pipe()
     command = [python, "-s", "-P", str(_BOOTSTRAP), str(directory / "job.json"), str(writing)]
     with (directory / LOG).open("wb") as output, os.fdopen(reading, "rb", buffering=0) as events:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=[writing],
-            cwd=cwd or directory,
-            env=dict(environment),
-            start_new_session=True,  # one signal ends it with everything it started
-        )
-        os.close(writing)
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[writing],
+                cwd=cwd or directory,
+                env=dict(environment),
+                start_new_session=True,  # one signal ends it with everything it started
+            )
+        except (OSError, ValueError) as error:  # a directory that is gone, an environment that is too large
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{label}: the engine's interpreter {python} cannot be started: {reason}") from None
+        finally:
+            os.close(writing)
         try:
             for line in _lines(process, events):
                 with suppress(ValueError):
