@@ -116,10 +116,19 @@ def _add_rehearse(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("--target", required=True, metavar="NAME", help="the GPU to pretend (model-cache targets)")
     parser.add_argument("--root", type=Path, metavar="DIR", help="use (and change) this cache root, not an empty one")
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="end the engine after that long")
+    parser.add_argument(
+        "--timeout", type=_seconds, default=900, metavar="SECONDS", help="end the engine after that long"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.usage = "model-cache rehearse [-h] --target NAME [--timeout SECONDS] [--json] -- vllm serve MODEL …"
     parser.set_defaults(run=_rehearse)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, not {text}")
+    return seconds
 
 
 def _rehearse(arguments: argparse.Namespace) -> int:

@@ -110,20 +110,28 @@ def rehearse(
                     env=whole,
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise UsageError(f"{command[0]} cannot be started: {error.strerror or error}") from None
+            except (OSError, ValueError) as error:
+                raise UsageError(
+                    f"{command[0]!r:.300} cannot be started: {getattr(error, 'strerror', None) or error}"
+                ) from None
         try:
-            _wait(process, report, timeout)
+            in_time = _wait(process, report, timeout)
         finally:
             engine_process.end(process)
+        if not in_time:
+            raise CompileError(
+                f"The engine did not reach its model within {timeout:g} s, and was ended. Its log: {log}"
+            )
         if not report.is_file():
             raise CompileError(f"The engine ended without reaching its model. Its log: {log}")
         return Report.parse(json.loads(report.read_text("utf-8")))
 
 
-def _wait(process: subprocess.Popen[bytes], report: Path, timeout: float) -> None:
+def _wait(process: subprocess.Popen[bytes], report: Path, timeout: float) -> bool:
+    """Whether the engine came to its end, or to its report, in time."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if report.is_file() or process.poll() is not None:
-            return
+            return True
         time.sleep(0.1)
+    return report.is_file()
