@@ -192,6 +192,20 @@ def test_a_state_that_is_none_names_its_file_and_hides_no_other(
     assert run("deploy")[0] == 0
 
 
+def test_a_state_of_another_name_is_damaged(environment: Environment, root: Path, run: Any) -> None:
+    environment.install("1.0.0", CONTENTS)
+    run("deploy")
+    state_file = root / f".model-cache/{NAME}.json"
+    state_file.write_text(state_file.read_text().replace(f'"{NAME}"', '"model-cache-gone"'))
+    code, out, err = run("gc")
+    assert (code, out) == (3, "")
+    assert "name is that of another wheel: 'model-cache-gone'" in err
+    assert files_of(root) == expected_files()
+    code, out, _ = run("status")
+    assert code == 3
+    assert "nothing is deployed" not in out
+
+
 def test_gc_deletes_what_killed_deploys_have_left(environment: Environment, root: Path, run: Any) -> None:
     from model_cache.root import temporary_name
 
@@ -270,6 +284,9 @@ def test_an_overlay_of_a_place_whose_path_is_no_text(environment: Environment, r
     code, out, _ = run("status", "--root", overlay)
     assert code == 0
     assert ": intact, " in out
+    code, _, err = run("deploy", "--root", raw, "--overlay", f"{raw}-overlay")
+    assert (code, "no shell line can hold" in err) == (2, True)
+    assert not Path(f"{raw}-overlay").exists()
     assert run("remove", NAME, "--root", overlay)[0] == 0
 
 

@@ -260,7 +260,7 @@ def run_status(options: Namespace) -> Result:
 
     with Root.open(location.cache_root(options.root)) as root:
         found, errors = status.report(root)
-    told = status.prometheus(found) if options.format == "prometheus" else status.lines(found)
+    told = status.prometheus(found) if options.format == "prometheus" else status.lines(found, unreadable=len(errors))
     return Result(status.data(found), list(told), joined(errors))
 
 

@@ -117,6 +117,8 @@ def load(root: Root, name: str) -> State | None:
         raise DamagedError(f"{what}: is of another version of hatch-model-cache; upgrade hatch-model-cache")
     state = _state(document)
     document.done()
+    if normalize(state.name) != normalize(name):
+        document.problem("name", f"is that of another wheel: {state.name!r:.80}")
     if problems:
         raise DamagedError(f"{what}: is damaged; {remedy}", problems)
     return state

@@ -104,8 +104,8 @@ def data(found: Report) -> dict[str, Any]:
     return {**asdict(found), "wheels": wheels}
 
 
-def lines(found: Report) -> Iterator[str]:
-    """The report for people."""
+def lines(found: Report, unreadable: int = 0) -> Iterator[str]:
+    """The report for people. unreadable: states that could not be read, of which errors speak."""
     for wheel in found.wheels:
         health = "intact" if wheel.intact else f"NOT intact ({wheel.phase})"
         use = f"used by {wheel.processes} process{'es' if wheel.processes != 1 else ''}" if wheel.used else "not used"
@@ -119,7 +119,7 @@ def lines(found: Report) -> Iterator[str]:
         yield f"miss: {one.prefix} rank {one.rank} looked for {one.key[:12]}…; `model-cache check` says what differs"
     if found.own_directories:
         yield f"{len(found.own_directories)} compiled models in {found.root} are the engine's own"
-    if not found.wheels:
+    if not found.wheels and not unreadable:
         yield f"nothing is deployed in {found.root}"
 
 
