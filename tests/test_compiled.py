@@ -29,7 +29,8 @@ class Build:
 
     def __init__(self, place: Path, prefixes: tuple[str, ...] = ("backbone",), **options: Any) -> None:
         self.place = place
-        self.recipe: Recipe = load_recipe(make_project(place / "project", {**TABLE, **options}))
+        name = f"model-cache-synthetic-1b-{options.get('hardware', H100)}"
+        self.recipe: Recipe = load_recipe(make_project(place / "project", {**TABLE, **options}, name=name))
         ranks = 2 if "--tensor-parallel-size" in self.recipe.serve_args else 1
         self.results = [self.rank(target, rank, prefixes) for target in self.recipe.targets for rank in range(ranks)]
 
