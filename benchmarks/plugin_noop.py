@@ -74,6 +74,7 @@ def measure(runs: int, wheels: int, files: int) -> dict[str, object]:
         "no_wheel_ms": round(statistics.median(empty), 2),
         "first_start_ms": round(first, 2),
         "nothing_to_do_ms": round(statistics.median(times), 2),
+        "nothing_to_do_best_ms": round(min(times), 2),
         "nothing_to_do_worst_ms": round(max(times), 2),
     }
 

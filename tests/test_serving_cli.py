@@ -582,5 +582,7 @@ def test_list_with_200_wheels_answers_at_once(tmp_path: Path, monkeypatch: pytes
             assert len(done.stdout.splitlines()) == 201
         return time.perf_counter() - start
 
-    times = sorted(seconds("-m", "model_cache.cli", "list") for _ in range(7))
-    assert times[0] < 0.15, times
+    # 150 ms on a quiet machine; on a busy one, in proportion to what a bare interpreter takes at the same moment
+    pairs = [(seconds("-c", "import argparse, json"), seconds("-m", "model_cache.cli", "list")) for _ in range(7)]
+    bare, listed = (min(times) for times in zip(*pairs, strict=True))
+    assert listed < max(0.15, 3.5 * bare), pairs
