@@ -11,6 +11,8 @@ from pathlib import Path
 
 from world import ADDED, ENTRY_ONE, RANKS, VERSIONS, Failed, World, start, versions_of
 
+MAX_WRITTEN = 1000
+
 
 def random_kills(world: World, kills: int, seed: int) -> Counter[str]:
     """Kill a process that deploys, rolls back and removes, `kills` times; heal after each; then count what is left."""
@@ -85,6 +87,9 @@ def _writer(world: World, stop: Path) -> None:
     """An engine that saves: makes directories beside what it loads, and renames new files into them."""
     written = []
     while not stop.exists():
+        if len(written) >= MAX_WRITTEN:  # more would only make every swap slower
+            time.sleep(0.05)
+            continue
         path = f"{ENTRY_ONE}/{ADDED}/{len(written)}"
         target = world.root / path
         try:
@@ -95,5 +100,5 @@ def _writer(world: World, stop: Path) -> None:
             written.append(path)
         except OSError:
             pass  # the entry was taken away or swapped in between; an engine would save the next time
-        time.sleep(0.005)
+        time.sleep(0.02)
     (world.folder / "written").write_text("\n".join(written))
