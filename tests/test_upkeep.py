@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from factories import (
     Contents,
     expected_files,
     files_of,
+    folder_in_memory,
     make_engine,
     make_site,
 )
@@ -33,10 +35,11 @@ NEXT: Contents = {ENTRY_ONE: {"rank_0_0/model": b"next"}}
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "root"
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(root))
-    return root
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with folder_in_memory(tmp_path) as folder:
+        root = folder / "root"
+        monkeypatch.setenv("VLLM_CACHE_ROOT", str(root))
+        yield root
 
 
 class Environment:
