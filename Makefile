@@ -17,7 +17,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 fast: .venv/ready  ## the tests that need no engine (under a minute)
-	$(BIN)/python -m pytest -m "not engine" --numprocesses 2 $(TESTS)
+	$(BIN)/python -m pytest -m "not engine" --numprocesses 2 --dist worksteal $(TESTS)
 
 engine-tests: engines  ## the tests with the real vLLM (minutes)
 	$(BIN)/python -m pytest -m engine $(TESTS)

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -576,13 +576,15 @@ def test_list_with_200_wheels_answers_at_once(tmp_path: Path, monkeypatch: pytes
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "hatch_plugin"), str(site)])}
 
     def seconds(*arguments: str) -> float:
-        start = time.perf_counter()
+        """Processor time: the machine may be busy with other tests."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=True)
-        if len(arguments) > 2:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if arguments[-1] == "list":
             assert len(done.stdout.splitlines()) == 201
-        return time.perf_counter() - start
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # 150 ms on a quiet machine; on a busy one, in proportion to what a bare interpreter takes at the same moment
-    pairs = [(seconds("-c", "import argparse, json"), seconds("-m", "model_cache.cli", "list")) for _ in range(7)]
+    pairs = [(seconds("-c", "import argparse, json"), seconds("-m", "model_cache.cli", "list")) for _ in range(5)]
     bare, listed = (min(times) for times in zip(*pairs, strict=True))
-    assert listed < max(0.15, 3.5 * bare), pairs
+    # 150 ms where a bare interpreter takes 20, and in proportion on a slower machine
+    assert listed < 7.5 * bare, pairs
