@@ -1,9 +1,9 @@
-"""Seconds of `model-cache check` by stage, against what the engine itself needs to import and create its config.
+"""Seconds of `model-cache check`, against what the engine itself needs to import and create its configuration.
 
     python benchmarks/check_time.py [--runs 3] [--json]
 
-Runs the look-up of a check for the tiny Llama on a pretended H100 (MODEL_CACHE_PYTHON, or .engines/vllm-0.33.0). The
-engine's own part is the time until its configuration exists; after it the model is built, up to its look-up.
+Alternates the look-up of a check for the tiny Llama on a pretended H100 (MODEL_CACHE_PYTHON, or .engines/vllm-0.33.0)
+with a process that only imports the same vLLM and creates the same configuration, as any vLLM process does.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import time
 from pathlib import Path
 
@@ -22,6 +23,15 @@ PYTHON = ROOT / ".engines" / "vllm-0.33.0" / "bin" / "python"
 ARGUMENTS = ("./llama-tiny", "--max-model-len", "512", "--max-num-batched-tokens", "8192", "--skip-tokenizer-init")
 TARGET = "h100-sxm5-80gb"
 LIMIT = 1.2
+ENGINE = """
+import sys, tempfile
+from pathlib import Path
+from hatch_model_cache import targets
+from hatch_model_cache.compile.engines import vllm
+from hatch_model_cache.compile.pretend import pretend
+with pretend(targets.load(sys.argv[1]), scratch=Path(tempfile.mkdtemp())):
+    vllm.create_config(vllm.parse(sys.argv[2:]))
+"""
 
 
 class Clock:
@@ -38,24 +48,38 @@ class Clock:
 
 
 def measure() -> dict[str, float]:
-    """Seconds of one check: its own start, the engine's import and configuration, and the model up to its look-up."""
-    clock, begun = Clock(), time.monotonic()
+    """Seconds of one check, by stage, and of the engine's own import and configuration."""
+    python = os.environ.get("MODEL_CACHE_PYTHON", str(PYTHON))
+    environment = {"PATH": f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}", "HOME": os.environ["HOME"]}
+    models = ROOT / "tests" / "data" / "models"
+    begun = time.monotonic()
+    subprocess.run(
+        [python, "-c", ENGINE, TARGET, *ARGUMENTS],
+        env={**environment, "PYTHONPATH": str(ROOT / "hatch_plugin"), "MODEL_CACHE_DISABLE": "1"},
+        cwd=models,
+        capture_output=True,
+        check=True,
+    )
+    clock, engine, begun = Clock(), time.monotonic() - begun, time.monotonic()
     check.observe(
         check.Command("vllm", ARGUMENTS),
         targets.load(TARGET).as_dict(),
-        os.environ.get("MODEL_CACHE_PYTHON", str(PYTHON)),
-        environment={"PATH": f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}", "HOME": os.environ["HOME"]},
-        directory=str(ROOT / "tests" / "data" / "models"),
+        python,
+        environment=environment,
+        directory=str(models),
         progress=clock,
     )
-    ended = time.monotonic()
-    imported, created = clock.stages["create the engine's configuration"], clock.stages["build the model"]
+    total = time.monotonic() - begun
+    imported, created = (
+        clock.stages[name] - begun for name in ("create the engine's configuration", "build the model")
+    )
     return {
-        "import": imported - begun,
+        "engine": engine,
+        "check": total,
+        "import": imported,
         "configuration": created - imported,
-        "model": ended - created,
-        "total": ended - begun,
-        "ratio": (ended - begun) / (created - begun),
+        "model": total - created,
+        "ratio": total / engine,
     }
 
 
