@@ -472,8 +472,8 @@ def test_nothing_to_do_costs_under_20_ms() -> None:
     command = [sys.executable, str(REPOSITORY / "benchmarks/plugin_noop.py"), "--runs", "7"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout)
-    # the best of seven: this machine may be busy with other tests; the median is what `make bench` reports
-    assert result["nothing_to_do_best_ms"] < 20, result
+    # the median of the processor's time: this machine may be busy with other tests
+    assert result["nothing_to_do_processor_ms"] < 20, result
 
 
 def test_the_fast_path_imports_nothing_heavy(site: Path, root: Path) -> None:
