@@ -206,7 +206,7 @@ def test_what_is_not_found(run: Run, built: str, monkeypatch: pytest.MonkeyPatch
     assert "h101-sxm5" in err
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(
-        "hatch_model_cache.check_cli.probe_gpus", lambda: type("No", (), {"gpus": (), "reason": "none"})
+        "hatch_model_cache.commands.check.probe_gpus", lambda: type("No", (), {"gpus": (), "reason": "none"})
     )
     code, _, err = run(built, target=())
     assert code == 5

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from hatch_model_cache import probe, targets, targets_cli
+from hatch_model_cache import probe, targets
+from hatch_model_cache.commands import targets as targets_commands
 from hatch_model_cache.targets import Target, TargetFileError, UnknownTarget
 from model_cache import host
 from model_cache.errors import NotFoundError, UsageError
@@ -66,7 +67,7 @@ def test_every_field_has_a_source_or_is_unverified(target: Target) -> None:
     data = tomllib.loads((Path(targets.__file__).parent / f"{target.name}.toml").read_text(encoding="utf-8"))
     sourced = {field for group in data["sources"] for field in group.split()}
     fields = {field.name for field in dataclasses.fields(Target)}
-    fields -= {"name", "vendor", "unverified", "sources"}
+    fields -= {"name", "kind", "vendor", "unverified", "sources"}
     assert fields - sourced <= set(data["unverified"])
     assert "device_name" in sourced
     assert "device_name" not in data["unverified"]
@@ -228,6 +229,7 @@ def test_unknown_target_far_from_all_lists_all() -> None:
         ({"device_name": 5}, "`device_name`: must be a non-empty string"),
         ({"compute_capability": 9.0}, "`compute_capability`: must be a non-empty string"),
         ({"compute_capability": "sm_90"}, "`compute_capability`: must look like \"9.0\", not 'sm_90'"),
+        ({"kind": "tpu"}, "`kind`: must be one of gpu, not 'tpu'"),
         ({"vendor": "acme"}, "`vendor`: must be one of nvidia, not 'acme'"),
         ({"name": "H100 SXM"}, "`name`: must be lower-case words joined by `-`"),
         ({"unverified": "total_memory"}, "`unverified`: must be a list of field names"),
@@ -356,7 +358,7 @@ def test_probe_of_an_impossible_gpu_names_the_field(gpus: list[host.Gpu]) -> Non
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser(prog="model-cache")
-    targets_cli.add_parser(parser.add_subparsers())
+    targets_commands.add_parsers(parser.add_subparsers())
     namespace = parser.parse_args(["targets", *arguments])
     status = namespace.run(namespace)
     assert isinstance(status, int)

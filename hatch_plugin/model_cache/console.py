@@ -53,6 +53,12 @@ def _run(command: Callable[[], int], *, as_json: bool, interrupted: str) -> int:
         return 130
 
 
+def print_json(answer: object) -> int:
+    """Print one JSON object as a command's answer; returns 0, the exit code of a command that has answered."""
+    sys.stdout.write(json.dumps(answer, indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
 def print_error(error: ModelCacheError, *, as_json: bool) -> None:
     """Tell an error: one line and its problems on stderr, or one JSON object on stdout."""
     if as_json:

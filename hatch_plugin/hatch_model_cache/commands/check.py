@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import stat
 import sys
@@ -11,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hatch_model_cache import check, engine_process, interpreter, progress, targets
+from hatch_model_cache.compile import engines
+from hatch_model_cache.verdict import Answer, Verdict, judge
 from model_cache import small_file
-from model_cache.console import Parser
+from model_cache.console import Parser, print_json
 from model_cache.discovery import scan
 from model_cache.errors import NotFoundError, UsageError
 from model_cache.host import probe_gpus
 from model_cache.lookup import open_payload
 from model_cache.manifest import Manifest
 from model_cache.verify import read_manifest
-
-from . import check, engine_process, interpreter, progress, targets
-from .compile import engines
-from .verdict import Answer, Verdict, judge
 
 _DESCRIPTION = """\
 Let the installed engine compute what it would look for if it were started with
@@ -41,7 +39,7 @@ exit codes:
 """
 
 
-def add_parser(commands: argparse._SubParsersAction[Parser]) -> None:
+def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
     """Register ``check``; its ``run`` takes the Namespace and returns the exit code."""
     parser = commands.add_parser(
         "check",
@@ -111,14 +109,14 @@ def _target(name: str | None) -> Mapping[str, Any]:
 
 def _check_recipe(arguments: argparse.Namespace) -> int:
     """What a recipe leaves to the GPU or to the entry point."""
-    from .recipe_file import load_recipe
+    from hatch_model_cache.recipe_file import load_recipe
 
     directories = [Path(what) for what in arguments.what]
     if len(directories) != 1 or not stat.S_ISDIR(small_file.mode(directories[0])):
         raise UsageError("give the engine's command line after --, or the directory of one recipe")
     warnings = load_recipe(directories[0]).warnings()
     if arguments.json:
-        sys.stdout.write(json.dumps({"recipe": str(directories[0]), "warnings": warnings}, indent=1) + "\n")
+        print_json({"recipe": str(directories[0]), "warnings": warnings})
     else:
         sys.stdout.write("".join(f"{warning}\n" for warning in warnings or ["everything is pinned"]))
     return 0
@@ -132,7 +130,7 @@ def _tell(arguments: argparse.Namespace, verdicts: Sequence[Verdict], problem: s
     answer = ordered[0].answer
     if arguments.json:
         document = {"verdict": str(answer), "problem": problem or None, "wheels": [_plain(v) for v in ordered]}
-        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        print_json(document)
         return answer.value
     if problem:
         sys.stdout.write(f"{problem}\n")

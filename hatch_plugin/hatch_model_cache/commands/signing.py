@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import stat
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model_cache import small_file
+from model_cache.console import print_json
 from model_cache.errors import NotFoundError, UsageError
 from model_cache.signature import short
 
@@ -48,18 +48,18 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def _keygen(arguments: argparse.Namespace) -> int:
-    from .signing import generate
+    from hatch_model_cache.signing import generate
 
     private, public, key = generate(arguments.path, name=arguments.name, expires=arguments.expires)
     if arguments.json:
-        return _print_json({"key": key, "private": str(private), "public": str(public)})
+        return print_json({"key": key, "private": str(private), "public": str(public)})
     return _print(
         f"key {key}\n  {private}: signs; keep it secret\n  {public}: give it to the hosts that are to trust it"
     )
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    from .signing import KEY_VARIABLE, load_key, sign_wheel, time_of_build
+    from hatch_model_cache.signing import KEY_VARIABLE, load_key, sign_wheel, time_of_build
 
     path = arguments.key or os.environ.get(KEY_VARIABLE)
     if not path:
@@ -69,7 +69,7 @@ def _sign(arguments: argparse.Namespace) -> int:
     signed = [sign_wheel(wheel, key, created=created, expires=arguments.expires) for wheel in _wheels(arguments.wheels)]
     if arguments.json:
         rows = [{"wheel": str(one.path), "keys": list(one.keys), "changed": one.changed} for one in signed]
-        return _print_json({"key": key.id, "wheels": rows})
+        return print_json({"key": key.id, "wheels": rows})
     for one in signed:
         word = "signed" if one.changed else "was signed already"
         _print(f"{word}: {one.path} by {', '.join(map(short, one.keys))}")
@@ -90,10 +90,6 @@ def _wheels(paths: list[Path]) -> list[Path]:
         else:
             raise NotFoundError(f"{path}: there is no such file")
     return list(dict.fromkeys(found))
-
-
-def _print_json(value: dict[str, Any]) -> int:
-    return _print(json.dumps(value, indent=1, ensure_ascii=False))
 
 
 def _print(text: str) -> int:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from model_cache.console import print_json
+
 if TYPE_CHECKING:
     from hatch_model_cache.targets import Target
 
-__all__ = ["add_parser"]
+__all__ = ["add_parsers"]
 
 _JSON_HELP = "print one JSON object"
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Register ``targets`` and its subcommands; each sets ``run``, which takes the Namespace and returns 0.
 
     Errors are left to the caller: UnknownTarget (exit 2), NotFoundError (exit 5, no GPU to probe).
@@ -63,7 +64,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
     targets = list(load_all().values())
     if _wants_json(arguments):
-        return _print_json({"targets": [target.as_dict() for target in targets]})
+        return print_json({"targets": [target.as_dict() for target in targets]})
     header = ("NAME", "DEVICE NAME", "CC", "SMS", "MEMORY GIB", "UNVERIFIED")
     rows = [
         (
@@ -92,7 +93,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
     target = load(arguments.name)
     if _wants_json(arguments):
-        return _print_json(target.as_dict(sources=True))
+        return print_json(target.as_dict(sources=True))
     _print(to_toml(target).rstrip())
     return 0
 
@@ -102,7 +103,7 @@ def _probe(arguments: argparse.Namespace) -> int:
 
     counts = Counter(probe_host())
     if _wants_json(arguments):
-        return _print_json({"gpus": [_as_json(target, count) for target, count in counts.items()]})
+        return print_json({"gpus": [_as_json(target, count) for target, count in counts.items()]})
     _print("\n\n".join(_as_text(target, count) for target, count in counts.items()))
     return 0
 
@@ -135,11 +136,6 @@ def _as_text(target: Target, count: int) -> str:
     else:
         comments.append(f"Equal to the shipped target {shipped.name}.")
     return "\n".join([to_toml(target).rstrip(), "", *(f"# {line}" for line in comments)])
-
-
-def _print_json(value: dict[str, Any]) -> int:
-    _print(json.dumps(value, indent=1, ensure_ascii=False))
-    return 0
 
 
 def _print(text: str) -> None:

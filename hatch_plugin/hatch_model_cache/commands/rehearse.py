@@ -1,0 +1,70 @@
+"""`model-cache rehearse`: an unmodified engine starts under a pretended GPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from model_cache.console import Parser, print_json
+from model_cache.errors import CompileError, UsageError
+
+
+def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Register ``rehearse``."""
+    parser = commands.add_parser(
+        "rehearse",
+        help="start an unmodified engine under a pretended GPU and say whether it loads its cache",
+        description="Start the engine as given, under a pretended GPU, and end it where it would run the model. Shows "
+        "whether an installed wheel is found and loaded; not that its kernels are right or fast: nothing runs. "
+        "Exit code 0: everything was loaded and nothing compiled; 10: the engine compiled.",
+    )
+    parser.add_argument("--target", required=True, metavar="NAME", help="the GPU to pretend (model-cache targets)")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="use (and change) this cache root, not an empty one")
+    parser.add_argument(
+        "--timeout", type=_seconds, default=900, metavar="SECONDS", help="end the engine after that long"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.usage = "model-cache rehearse [-h] --target NAME [--timeout SECONDS] [--json] -- vllm serve MODEL …"
+    parser.set_defaults(run=_run)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a positive number of seconds, not {text}")
+    return seconds
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import dataclasses
+    import tempfile
+
+    from hatch_model_cache import check, rehearsal, targets
+    from hatch_model_cache.compile import engines
+
+    if not arguments.engine_command:
+        raise UsageError("give the engine's command line after --: model-cache rehearse --target NAME -- vllm serve …")
+    target = targets.load(arguments.target)
+    with tempfile.TemporaryDirectory(prefix="model-cache-rehearsal-root-") as scratch:
+        # a cache root of its own: a rehearsal that misses compiles, and must leave nothing where servers look
+        adapter = engines.adapter(check.parse_command(arguments.engine_command).engine)
+        environment = {**os.environ, **adapter.environment(arguments.root or Path(scratch))}
+        environment["MODEL_CACHE_ASSUME_TARGET"] = target.name  # the plug-in cannot see a pretended GPU
+        report = rehearsal.rehearse(
+            arguments.engine_command, target.name, environment=environment, timeout=arguments.timeout
+        )
+    if arguments.json:
+        answer = {"target": target.name, "pretended": True, "warm": report.warm, **dataclasses.asdict(report)}
+        print_json(answer)
+    else:
+        sys.stdout.write(
+            f"{'warm' if report.warm else 'cold'} start under a pretended {target.device_name}: "
+            f"{report.loaded} artifacts loaded ({report.parts} parts) in {report.load_seconds:.1f} s, "
+            f"{report.inductor_compiles} Inductor compiles, {report.ptxas_runs} ptxas runs; "
+            f"{report.seconds:.1f} s until the first call of the model\n"
+        )
+    if report.error:
+        raise CompileError(f"The engine core ended early: {report.error}")
+    return 0 if report.warm else 10
