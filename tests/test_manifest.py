@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from factories import A100, DELETE, H100, change, dump, make_document
+from factories import A100, AVX512, DELETE, H100, change, dump, make_cpu_document, make_document
 from model_cache.errors import DamagedError
-from model_cache.manifest import CONTAINS, MAX_BYTES, MODES, Manifest, from_dict, parse
+from model_cache.manifest import CONTAINS, KINDS, MAX_BYTES, MODES, CpuRecord, GpuRecord, Manifest, from_dict, parse
 from model_cache.names import data_package, folded, normalize, printable, unsafe_path
 from model_cache.strict_json import MAX_DEPTH, loads
 
@@ -52,15 +52,28 @@ def test_the_bytes_depend_on_the_value_alone() -> None:
 
 def test_the_schema_is_one_and_accepts_what_the_parser_accepts() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    for document in (make_document(), make_document(targets=(H100, A100)), make_document(changes={"kernels": []})):
+    for document in (make_document(), make_document(targets=(H100, A100)), make_cpu_document()):
         VALIDATOR.validate(document)
         parse(dump(document))
+
+
+def test_a_cpu_is_described_by_its_instruction_set_and_needs_no_kernels_cuda_or_triton() -> None:
+    document = make_cpu_document(changes={"engine.triton": None})
+    manifest = parse(dump(document))
+    assert isinstance(manifest.target("x86-64-avx512"), CpuRecord)
+    assert isinstance(parse(dump(make_document())).targets[0], GpuRecord)
+    assert manifest.as_dict() == document
+    assert parse(manifest.to_json_bytes()) == manifest
 
 
 def test_the_schema_and_the_parser_name_the_same_choices() -> None:
     assert set(SCHEMA["$defs"]["file"]["properties"]["contains"]["items"]["enum"]) == CONTAINS
     assert set(SCHEMA["$defs"]["file"]["properties"]["mode"]["enum"]) == MODES
     assert set(SCHEMA["required"]) == set(Manifest.__dataclass_fields__)
+    for kind, record in (("gpu", GpuRecord), ("cpu", CpuRecord)):
+        assert set(SCHEMA["$defs"][kind]["required"]) == set(record.__dataclass_fields__)
+        assert SCHEMA["$defs"][kind]["properties"]["kind"] == {"const": kind}
+        assert kind in KINDS
 
 
 BROKEN: list[tuple[str, Any]] = [
@@ -87,6 +100,9 @@ BROKEN: list[tuple[str, Any]] = [
     ("targets.0.sm_count", 2**63),
     ("targets.0.compute_capability", "9"),
     ("targets.0.unverified", [1]),
+    ("targets.0.kind", "tpu"),
+    ("targets.0.kind", "cpu"),
+    ("targets.0.flags", ["avx2"]),
     ("serve.arguments", {}),
     ("serve.environment", {"A": 1}),
     ("build.mode", "guess"),
@@ -143,9 +159,13 @@ def fields(value: Any, prefix: str = "") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", fields(make_document()))
-def test_every_field_is_required(path: str) -> None:
-    document = make_document(changes={path: DELETE})
+REQUIRED = [(make_document, path) for path in fields(make_document())]
+REQUIRED += [(make_cpu_document, path) for path in fields(make_cpu_document()) if path.startswith("targets.")]
+
+
+@pytest.mark.parametrize(("make", "path"), REQUIRED)
+def test_every_field_is_required(make: Callable[..., dict[str, Any]], path: str) -> None:
+    document = make(changes={path: DELETE})
     if path != "schema_version":
         assert any("is missing" in problem for problem in problems(document))
     else:
@@ -193,6 +213,11 @@ INCONSISTENT: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "file twice": (lambda d: change(d, "entries.0.files.0.path", "rank_1_0/model"), "twice"),
     "file twice but for case": (lambda d: change(d, "entries.0.files.0.path", "RANK_1_0/model"), "letter case aside"),
     "file in file": (lambda d: change(d, "entries.0.files.0.path", "rank_1_0/model/x"), "lies inside"),
+    "GPU without kernels": (lambda d: change(d, "kernels", []), "is a GPU, and there is no kernel for it"),
+    "GPU without CUDA": (lambda d: change(d, "engine.cuda", None), "engine.cuda is null"),
+    "GPU without Triton": (lambda d: change(d, "engine.triton", None), "engine.triton is null"),
+    "CPU with kernels": (lambda d: change(d, "targets.0", {**AVX512, "name": H100["name"]}), "kernels are a GPU's"),
+    "CPU without a shared object": (lambda d: d["targets"].append(AVX512), "no entry for it holds a shared object"),
     "one hash, two sizes": (lambda d: change(d, "entries.0.files.1.size", 5), "another size for the same sha256"),
 }
 

@@ -77,11 +77,12 @@ def _toml(value: Any) -> str:
 
 
 def _target(gpu: Gpu) -> Target:
-    """The fields of ``Gpu`` are those of a target file but for name and sources."""
+    """The fields of ``Gpu`` are those of a target file but for name, kind and sources."""
     shipped = shipped_like(gpu.device_name)
     return from_mapping(
         {
             "name": shipped.name if shipped else name_for(gpu.device_name),
+            "kind": "gpu",
             **dataclasses.asdict(gpu),
             "sources": {" ".join(DATA_FIELDS): "cuDeviceGetAttribute on one host"},
         },

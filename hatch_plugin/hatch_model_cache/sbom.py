@@ -57,8 +57,8 @@ def _components(manifest: Manifest) -> list[dict[str, Any]]:
         if isinstance(version, str):
             packages[name] = version
     found = [_package(name, version, "framework") for name, version in sorted(packages.items()) if version]
-    found += [_generic("cuda", engine.cuda), _generic("python", engine.python)]
-    return found
+    platforms = {"cuda": engine.cuda, "python": engine.python}
+    return found + [_generic(name, version) for name, version in platforms.items() if version]
 
 
 def _package(name: str, version: str, kind: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import field as dataclass_field
 from enum import Enum
 from typing import Any
 
-from model_cache.manifest import Entry, Manifest
+from model_cache.manifest import Entry, GpuRecord, Manifest
 
 from .changes import GPU, CommandLine, Difference, changes
 from .compile.engines.rule import Rule
@@ -187,8 +187,9 @@ def _versions(manifest: Manifest, engine: Mapping[str, str], *, loaded: bool) ->
 def _other_gpu(manifest: Manifest, hits: Sequence[Entry], target: Mapping[str, Any]) -> Iterator[Reason]:
     """What differs between this GPU and those of the entries that hit, or of this GPU's name if none does."""
     built_for = {entry.target for entry in hits}
-    named = (t for t in manifest.targets if t.device_name == target["device_name"])
-    records = [t for t in manifest.targets if t.name in built_for] or list(named)
+    gpus = [record for record in manifest.targets if isinstance(record, GpuRecord)]
+    named = [record for record in gpus if record.device_name == target["device_name"]]
+    records = [record for record in gpus if record.name in built_for] or named
     for record in records:
         for field in ("device_name", "compute_capability", "sm_count"):
             ours, theirs = str(getattr(record, field)), str(target[field])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from model_cache.names import PREFIX, folded, normalize
@@ -38,7 +38,25 @@ def inconsistencies(manifest: Manifest) -> list[str]:
         for i, kernel in enumerate(manifest.kernels)
         if kernel.target not in targets
     ]
+    problems += _without_code(manifest)
     return problems[:MAX_PROBLEMS]
+
+
+def _without_code(manifest: Manifest) -> Iterator[str]:
+    """Targets for which the wheel holds nothing compiled: an engine would load it and compile all the same."""
+    with_kernels = {kernel.target for kernel in manifest.kernels}
+    shared = {entry.target for entry in manifest.entries for f in entry.files if "shared-object" in f.contains}
+    for i, target in enumerate(manifest.targets):
+        if target.kind == "cpu" and target.name in with_kernels:
+            yield f"targets[{i}] {target.name!r} is a CPU, and kernels are a GPU's"
+        elif target.kind == "cpu" and target.name not in shared:
+            yield f"targets[{i}] {target.name!r} is a CPU, and no entry for it holds a shared object"
+        elif target.kind == "gpu" and target.name not in with_kernels:
+            yield f"targets[{i}] {target.name!r} is a GPU, and there is no kernel for it"
+    if any(target.kind == "gpu" for target in manifest.targets):
+        for field in ("cuda", "triton"):
+            if getattr(manifest.engine, field) is None:
+                yield f"engine.{field} is null, and GPU targets need it"
 
 
 def _twice(where: str, names: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from model_cache.files import human
-from model_cache.manifest import Manifest
+from model_cache.manifest import CpuRecord, Manifest, TargetRecord
 
 CODE = ("bytecode", "pickle", "shared-object", "source")
 """Contents with which a file can run code on the host when an engine loads it."""
@@ -25,16 +25,25 @@ def _what(manifest: Manifest) -> Iterator[str]:
     revision = f" at {model.revision}" if model.revision else ""
     yield f"  model      {model.id}{revision} ({', '.join(model.architectures)})"
     yield f"  served as  {', '.join(model.served_as)}"
-    libraries = f"torch {engine.torch}, triton {engine.triton}, CUDA {engine.cuda}"
+    libraries = ", ".join(
+        f"{library} {version}"
+        for library, version in (("torch", engine.torch), ("triton", engine.triton), ("CUDA", engine.cuda))
+        if version
+    )
     yield f"  engine     {engine.name} {engine.version}, {libraries}"
     yield f"  python     {engine.python} on {engine.platform}"
     for target in manifest.targets:
-        facts = f"compute capability {target.compute_capability}, {target.sm_count} SMs"
-        doubt = f"; without a source: {', '.join(target.unverified)}" if target.unverified else ""
-        yield f"  target     {target.name}: {target.device_name} ({facts}{doubt})"
+        yield f"  target     {target.name}: {_target(target)}"
     yield f"  serve      {' '.join(manifest.serve.arguments) or 'no arguments'}"
     for name, value in sorted(manifest.serve.environment.items()):
         yield f"             {name}={value}"
+
+
+def _target(target: TargetRecord) -> str:
+    if isinstance(target, CpuRecord):
+        return f"{target.machine} CPU, {target.vec_isa} ({target.cpu_capability}; needs {', '.join(target.flags)})"
+    doubt = f"; without a source: {', '.join(target.unverified)}" if target.unverified else ""
+    return f"{target.device_name} (compute capability {target.compute_capability}, {target.sm_count} SMs{doubt})"
 
 
 def _entries(manifest: Manifest) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from model_cache.errors import MismatchError
 from model_cache.host import Gpu, Host
-from model_cache.manifest import Engine, Manifest, TargetRecord
+from model_cache.manifest import Engine, GpuRecord, Manifest
 
 GPU_FIELDS = ("device_name", "compute_capability", "sm_count")
 """What must be equal. The engine's key holds only the name; code depends on the other two as well."""
@@ -67,7 +67,9 @@ def _version_differences(wheel: Engine, host: Host) -> list[Difference]:
         ("python", wheel.python, host.python),
         ("platform", wheel.platform, host.platform),
     ]
-    return [Difference(name, ours, theirs or "not installed") for name, ours, theirs in pairs if ours != theirs]
+    return [
+        Difference(name, ours or "none", theirs or "not installed") for name, ours, theirs in pairs if ours != theirs
+    ]
 
 
 def _assumed(manifest: Manifest, name: str) -> tuple[tuple[str, ...], list[Difference]]:
@@ -84,7 +86,7 @@ def _visible(manifest: Manifest, host: Host) -> tuple[tuple[str, ...], list[Diff
     differences: list[Difference] = []
     for gpu in host.gpus.gpus:
         target, found = min(
-            ((target, _gpu_differences(target, gpu)) for target in manifest.targets),
+            ((target, _gpu_differences(target, gpu)) for target in manifest.targets if isinstance(target, GpuRecord)),
             key=lambda pair: len(pair[1]),
         )
         differences += found
@@ -93,7 +95,7 @@ def _visible(manifest: Manifest, host: Host) -> tuple[tuple[str, ...], list[Diff
     return tuple(dict.fromkeys(targets)), differences
 
 
-def _gpu_differences(target: TargetRecord, gpu: Gpu) -> list[Difference]:
+def _gpu_differences(target: GpuRecord, gpu: Gpu) -> list[Difference]:
     return [
         Difference(
             field,

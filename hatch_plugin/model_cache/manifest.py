@@ -22,6 +22,7 @@ MAX_BYTES = 16 * 1024 * 1024
 FILE_NAME = "manifest.json"
 CONTAINS = frozenset({"bytecode", "cubin", "json", "other", "pickle", "ptx", "shared-object", "source"})
 MODES = frozenset({"0644", "0755"})
+KINDS = frozenset({"cpu", "gpu"})
 BUILD_MODES = frozenset({"capture", "cross", "native"})
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -51,22 +52,27 @@ class Model:
 
 @dataclass(frozen=True)
 class Engine:
-    """The exact versions of the build; python includes the patch version, torch its local part."""
+    """The exact versions of the build; python includes the patch version, torch its local part.
+
+    triton, cuda: None for a build of torch without them, which only CPU targets can do with.
+    """
 
     name: str
     version: str
     torch: str
-    triton: str
-    cuda: str
+    triton: str | None
+    cuda: str | None
     python: str
     platform: str
 
 
 @dataclass(frozen=True)
-class TargetRecord:
+class GpuRecord:
     """A GPU as the build saw it: a target file without its sources. Memory sizes in bytes, clocks in kHz."""
 
     name: str
+    kind: str
+    """"gpu"."""
     device_name: str
     vendor: str
     compute_capability: str
@@ -84,6 +90,30 @@ class TargetRecord:
     memory_clock_rate: int
     memory_bus_width: int
     unverified: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CpuRecord:
+    """A kind of CPU as the build saw it: a target file without its sources.
+
+    Attributes:
+        kind: "cpu".
+        machine: as `os.uname` says it.
+        vec_isa: the instruction set that Inductor vectorizes for, as torch's `pick_vec_isa` names it.
+        cpu_capability: what torch's own operators use, as `torch.backends.cpu.get_cpu_capability` says it.
+        flags: of /proc/cpuinfo, which every host must have.
+    """
+
+    name: str
+    kind: str
+    machine: str
+    vec_isa: str
+    cpu_capability: str
+    flags: tuple[str, ...]
+
+
+TargetRecord = GpuRecord | CpuRecord
+"""What a wheel was built for; `kind` tells them apart."""
 
 
 @dataclass(frozen=True)
@@ -286,8 +316,8 @@ def _engine(f: Fields) -> Engine:
         name=f.text("name", _WORD),
         version=f.text("version", _VERSION),
         torch=f.text("torch", _VERSION),
-        triton=f.text("triton", _VERSION),
-        cuda=f.text("cuda", _VERSION),
+        triton=f.optional_text("triton", _VERSION),
+        cuda=f.optional_text("cuda", _VERSION),
         python=f.text("python", _VERSION),
         platform=f.text("platform", _IDENTIFIER),
     )
@@ -295,14 +325,24 @@ def _engine(f: Fields) -> Engine:
 
 def target_record(f: Fields) -> TargetRecord:
     """Read one target; also used for records that do not come from a manifest."""
+    if f.text("kind", choices=KINDS) == "cpu":
+        return CpuRecord(
+            name=f.text("name", _WORD),
+            kind="cpu",
+            machine=f.text("machine", _IDENTIFIER),
+            vec_isa=f.text("vec_isa", _SOME),
+            cpu_capability=f.text("cpu_capability", _IDENTIFIER),
+            flags=f.texts("flags", _IDENTIFIER, least=1),
+        )
     texts = {
         "name": f.text("name", _WORD),
         "device_name": f.text("device_name", _SOME),
         "vendor": f.text("vendor", _WORD),
         "compute_capability": f.text("compute_capability", _CAPABILITY),
     }
-    numbers = {field.name: f.integer(field.name) for field in fields(TargetRecord) if field.type == "int"}
-    return TargetRecord(**texts, **numbers, unverified=f.texts("unverified", _IDENTIFIER))  # type: ignore[arg-type]
+    numbers = {field.name: f.integer(field.name) for field in fields(GpuRecord) if field.type == "int"}
+    unverified = f.texts("unverified", _IDENTIFIER)
+    return GpuRecord(kind="gpu", **texts, **numbers, unverified=unverified)  # type: ignore[arg-type]
 
 
 def _serve(f: Fields) -> Serve:

@@ -32,6 +32,7 @@ __all__ = [
 _DIRECTORY = Path(__file__).parent
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _CAPABILITY = re.compile(r"[1-9][0-9]*\.[0-9]")
+_KINDS = ("gpu",)
 _VENDORS = ("nvidia",)
 
 
@@ -55,6 +56,8 @@ class Target:
 
     name: str
     """Our name, equal to the file's name: ``h100-sxm5-80gb``."""
+    kind: str
+    """``gpu``."""
     device_name: str
     """What the driver reports, byte for byte. Part of the engine's cache key."""
     vendor: str
@@ -121,7 +124,7 @@ _TYPES: dict[str, type] = {
     if f.name not in ("unverified", "sources")
 }
 
-DATA_FIELDS: tuple[str, ...] = tuple(name for name in _TYPES if name not in ("name", "vendor"))
+DATA_FIELDS: tuple[str, ...] = tuple(name for name in _TYPES if name not in ("name", "kind", "vendor"))
 """The fields that describe the device: each needs a source, or stands in ``unverified``."""
 
 
@@ -214,6 +217,8 @@ def _value_problems(key: str, kind: type, data: Mapping[str, Any]) -> list[str]:
         return [f"`name`: must be lower-case words joined by `-`, not {value!r}"]
     if key == "compute_capability" and not _CAPABILITY.fullmatch(value):
         return [f'`compute_capability`: must look like "9.0", not {value!r}']
+    if key == "kind" and value not in _KINDS:
+        return [f"`kind`: must be one of {', '.join(_KINDS)}, not {value!r}"]
     if key == "vendor" and value not in _VENDORS:
         return [f"`vendor`: must be one of {', '.join(_VENDORS)}, not {value!r}"]
     return []
