@@ -132,6 +132,10 @@ class Fields:
             return value
         return 0
 
+    def optional_integer(self, key: str, minimum: int = 0) -> int | None:
+        """An integer or null; the key itself must be there."""
+        return self.integer(key, minimum) if self._has(key) else None
+
     def boolean(self, key: str) -> bool:
         found, value = self._get(key)
         if found and not isinstance(value, bool):
@@ -174,6 +178,15 @@ class Fields:
         if not found:  # read nothing out of it, and note no follow-up problems
             return read(Fields({}, self.where(key), []))
         return self.child(value, self.where(key), read)
+
+    def optional_one(self, key: str, read: Callable[[Fields], T]) -> T | None:
+        """An object or null; the key itself must be there."""
+        return self.one(key, read) if self._has(key) else None
+
+    def _has(self, key: str) -> bool:
+        """Whether `key` has another value than null; notes a problem when it is missing."""
+        found, value = self._get(key)
+        return found and value is not None
 
     def child(self, value: object, path: str, read: Callable[[Fields], T]) -> T:
         fields = Fields(value, path, self.problems)
