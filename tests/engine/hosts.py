@@ -1,8 +1,11 @@
-"""A serving host for the tests: its own HOME, directories and virtual environment. Its GPU is pretended."""
+"""The road of the tests: a recipe, its compile, its wheel, and a serving host with its own HOME, directories and
+virtual environment. The host's GPU is pretended."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -73,17 +76,26 @@ class Host:
         return rehearse([*command, "--port", "8767"], target, environment=whole, cwd=self.work, log=log)
 
 
-def write_recipe(project: Path, model_dir: Path, model: str, served_as: Sequence[str], targets: Sequence[str]) -> Path:
+def write_recipe(
+    project: Path,
+    model_dir: Path,
+    model: str,
+    served_as: Sequence[str],
+    targets: Sequence[str],
+    *,
+    serve_args: Sequence[str] = SERVE_ARGS,
+    environment: Mapping[str, str] | None = None,
+) -> Path:
     """A recipe project for `model_dir` under `project`."""
-    import shutil
-
     from hatch_model_cache import naming
     from hatch_model_cache import targets as known
 
     loaded = [known.load(name) for name in targets]
     hardware = naming.hardware_name(loaded) or "several"
     shutil.copytree(model_dir, project / "model")
-    quoted = [", ".join(f'"{item}"' for item in items) for items in (served_as, targets, SERVE_ARGS)]
+    # JSON's strings are TOML's
+    lists = [json.dumps(list(items), ensure_ascii=False) for items in (served_as, targets, serve_args)]
+    variables = [f"{name} = {json.dumps(value)}" for name, value in (environment or {}).items()]
     (project / "pyproject.toml").write_text(
         f"""[build-system]
 requires = ["hatchling", "hatch-model-cache"]
@@ -96,10 +108,28 @@ requires-python = ">=3.11"
 engine = "vllm==0.33.0"
 model = "{model}"
 config = "model"
-served-as = [{quoted[0]}]
-targets = [{quoted[1]}]
+served-as = {lists[0]}
+targets = {lists[1]}
 hardware = "{hardware}"
-serve-args = [{quoted[2]}]
+serve-args = {lists[2]}
+environment = {{ {", ".join(variables)} }}
 """
     )
     return project
+
+
+def compile_recipe(
+    project: Path, out: Path, engine: str, prefix: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`model-cache compile` as a user runs it."""
+    command = [*prefix, sys.executable, "-m", "model_cache", "compile", str(project), "--out", str(out), "--json"]
+    whole = {**os.environ, "MODEL_CACHE_PYTHON": engine, **environment}
+    return subprocess.run(command, env=whole, capture_output=True, text=True, timeout=900, check=False)
+
+
+def pack(project: Path, artifacts: Path) -> Path:
+    """The wheel of compiled artifacts, by hatchling."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+    subprocess.run(command, cwd=project, env={**os.environ, "MODEL_CACHE_ARTIFACTS": str(artifacts)}, check=True)
+    [wheel] = (project / "dist").glob("*.whl")
+    return wheel

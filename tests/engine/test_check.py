@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from engine.hosts import SERVE_ARGS, Host, write_recipe
-from engine.test_road import compile_recipe, pack
+from engine.hosts import SERVE_ARGS, Host, compile_recipe, pack, write_recipe
 from factories import make_host
 from hatch_model_cache import check, targets
 from hatch_model_cache.compile import engines

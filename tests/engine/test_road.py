@@ -14,14 +14,14 @@ import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.hosts import Host, write_recipe
+from engine.hosts import Host, compile_recipe, pack, write_recipe
 from model_cache.manifest import parse
 
 pytestmark = pytest.mark.engine
@@ -52,23 +52,6 @@ class Built:
     def name(self) -> str:
         """Distribution name of the wheel."""
         return str(self.manifest()["name"])
-
-
-def compile_recipe(
-    project: Path, out: Path, engine: str, prefix: Sequence[str] = (), **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """`model-cache compile` as a user runs it."""
-    command = [*prefix, sys.executable, "-m", "model_cache", "compile", str(project), "--out", str(out), "--json"]
-    whole = {**os.environ, "MODEL_CACHE_PYTHON": engine, **environment}
-    return subprocess.run(command, env=whole, capture_output=True, text=True, timeout=900, check=False)
-
-
-def pack(project: Path, artifacts: Path) -> Path:
-    """The wheel of compiled artifacts, by hatchling."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
-    subprocess.run(command, cwd=project, env={**os.environ, "MODEL_CACHE_ARTIFACTS": str(artifacts)}, check=True)
-    [wheel] = (project / "dist").glob("*.whl")
-    return wheel
 
 
 @pytest.fixture(scope="session")
