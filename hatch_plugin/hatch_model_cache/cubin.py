@@ -98,6 +98,16 @@ def resources(data: bytes, kernel: str) -> tuple[int, int]:
     return registers, (frame or 0) // 4
 
 
+def sections(data: bytes) -> dict[str, bytes]:
+    """The sections of a cubin by name (``.text.<kernel>`` is a kernel's machine code); of equal names, the last.
+
+    Raises:
+        CubinError: if ``data`` is no cubin.
+    """
+    _check(data)
+    return {section.name: section.content(data) for section in _sections(data)}
+
+
 def embedded(data: bytes) -> Iterator[bytes]:
     """Every cubin that lies uncompressed inside ``data``, for example inside a pickled Triton bundle.
 

@@ -24,19 +24,23 @@ EXIT_CODES = """exit codes:
   5  not found
   6  compile failed
   7  not trusted: the signature is wrong, or this host requires one that it knows
- 10  miss: the engine would compile, or did (check, rehearse)
+ 10  miss: the engine would compile, or did (check, rehearse); different (diff)
  11  unsafe: the engine would load what does not belong (check)
  12  unknown: nothing can be said (check)"""
 
 BUILD_COMMANDS = {
     "check": "say before the start whether the engine would load a wheel, and why not",
     "compile": "compile a recipe for its targets, without a GPU and without weights",
+    "diff": "say what differs between two wheels, down to the kernel",
     "keygen": "make a key pair to sign wheels with",
     "rehearse": "start an unmodified engine under a pretended GPU and say whether it loads its cache",
     "sign": "sign finished wheels",
     "targets": "list, show and probe the GPUs that a recipe can name",
 }
 """Commands of the build side, which is imported only when one of them is called."""
+
+_MODULES = {"deploy": "deploy_commands", "rollback": "deploy_commands", "gc": "upkeep"}
+"""Where a command's function is, when it is not in `commands`."""
 
 _NAMES = "names of installed wheels, in any spelling that pip accepts"
 
@@ -57,7 +61,7 @@ def _command(arguments: list[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     import importlib
 
-    module = "upkeep" if options.command in ("gc", "rollback") else "commands"
+    module = _MODULES.get(options.command, "commands")
     result = getattr(importlib.import_module(f"model_cache.{module}"), f"run_{options.command}")(options)
     error: ModelCacheError | None = result.error
     if options.json:

@@ -10,6 +10,7 @@ from __future__ import annotations
 MODULES = {
     "check": "check",
     "compile": "compile",
+    "diff": "diff",
     "keygen": "signing",
     "rehearse": "rehearse",
     "sign": "signing",
