@@ -116,8 +116,8 @@ def test_a_site_whose_path_is_no_text_is_deployed_once(
     assert not files_of(root)
 
 
-def test_files_of_others_where_a_wheel_belongs_are_an_alarm(
-    site: Path, root: Path, caplog: pytest.LogCaptureFixture
+def test_files_of_others_where_a_wheel_belongs_are_an_alarm_at_every_start(
+    site: Path, root: Path, caplog: pytest.LogCaptureFixture, closer: list[str]
 ) -> None:
     file = root / ENTRY_ONE / "rank_0_0/model"
     file.parent.mkdir(parents=True)
@@ -127,6 +127,14 @@ def test_files_of_others_where_a_wheel_belongs_are_an_alarm(
     assert deployed[0] == "INFO"
     assert other[0] == "WARNING"
     assert f"not deployed: another wheel's or the engine's files are in {ENTRY_ONE}" in other[1]
+    # Every pod's log says it, not only that of the first on a shared root; and nothing is read again for it.
+    plugin.register()
+    assert (lines(caplog), closer) == ([other], ["looked"])
+    shutil.rmtree(root / ENTRY_ONE)
+    plugin.register()
+    assert files_of(root) == expected_files()
+    plugin.register()
+    assert [level for level, _ in lines(caplog)] == ["INFO"]
 
 
 def test_the_next_start_says_and_does_nothing(

@@ -236,7 +236,9 @@ def test_a_wheel_in_whose_place_another_is_is_not_intact(
     contents = {ENTRY_ONE: {"rank_0_0/model": b"another"}, ENTRY_TWO: {"rank_0_0/model": b"one more"}}
     install(make_wheel(tmp_path / "other", contents, name="model-cache-second-h100-sxm5-80gb", changes=HERE), site)
     assert run("deploy", NAME).code == 0
-    assert run("deploy", "model-cache-second-h100-sxm5-80gb").code == 0
+    done = run("deploy", "model-cache-second-h100-sxm5-80gb")
+    assert (done.code, done.err.count("\n")) == (1, 3)
+    assert "2 of 2 entries are not deployed: another wheel's or the engine's files are in their places" in done.err
     first, second = run("status", "--json").json["wheels"]
     if first["name"] != NAME:
         first, second = second, first
@@ -247,6 +249,28 @@ def test_a_wheel_in_whose_place_another_is_is_not_intact(
     assert done.code == 3
     assert f"{ENTRY_ONE}: another wheel's or the engine's files are there" in done.err
     assert run("verify", NAME, "--root", str(root)).code == 0
+
+
+def test_what_was_asked_for_by_name_and_is_not_there_is_an_error(
+    site: Path, root: Path, run: Any, assumed: None, tmp_path: Path
+) -> None:
+    """An engine has compiled under the same key before: its files stay, and nobody is told that the wheel is there."""
+    compiled = root / ENTRY_ONE / "rank_0_0/model"
+    compiled.parent.mkdir(parents=True)
+    compiled.write_bytes(b"compiled here")
+    for dry_run in (["--dry-run"], []):
+        done = run("deploy", NAME, "--json", *dry_run)
+        assert (done.code, done.json["error"]["kind"], done.json["error"]["problems"]) == (1, "occupied", [ENTRY_ONE])
+        [row] = done.json["wheels"]
+        assert row["outcome"] == "occupied"
+        assert [entry["action"] for entry in row["entries"]] == ["kept", "deployed"]
+    assert compiled.read_bytes() == b"compiled here"
+    # Whatever fits was asked for: the engine starts warm with what it has compiled, so no start script may fail.
+    done = run("deploy")
+    assert (done.code, done.err) == (0, "")
+    assert f"  {ENTRY_ONE} was already there with other content\n" in done.out
+    shutil.rmtree(root / ENTRY_ONE)
+    assert run("deploy", NAME).code == 0
 
 
 def test_what_others_have_put_there_with_the_same_content_is_intact(

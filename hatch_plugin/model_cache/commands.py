@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from model_cache.discovery import scan
-from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotFoundError, NotTrustedError, UsageError
+from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
 from model_cache.names import printable
-
-if TYPE_CHECKING:
-    from model_cache.deploy import Outcome
-    from model_cache.host import Host
-    from model_cache.trust import Origin
-    from model_cache.verify import Progress
-
-_NONE_INSTALLED = "no model cache wheel is installed in this Python environment"
-
-
-class Result(NamedTuple):
-    """data: for `--json`; lines: for people; error: when the command has failed after all."""
-
-    data: dict[str, Any]
-    lines: Sequence[str] = ()
-    error: ModelCacheError | None = None
+from model_cache.results import NONE_INSTALLED, Result, human, joined, progress, table, unless_quiet
 
 
 def run_list(_: Namespace) -> Result:
@@ -36,16 +17,16 @@ def run_list(_: Namespace) -> Result:
 
     wheels = [*map(Summarizer().summarize, scan().wheels)]
     if not wheels:
-        return Result({"wheels": []}, [_NONE_INSTALLED])
+        return Result({"wheels": []}, [NONE_INSTALLED])
     rows = [("NAME", "VERSION", "MODEL", "ENGINE", "TARGETS", "SIZE")]
     for wheel in wheels:
         if wheel.problem:
             rows.append((wheel.name, wheel.version, f"damaged: {wheel.problem}", "", "", ""))
         else:
             targets = ", ".join(wheel.targets)
-            rows.append((wheel.name, wheel.version, wheel.model, wheel.engine, targets, _human(wheel.size)))
+            rows.append((wheel.name, wheel.version, wheel.model, wheel.engine, targets, human(wheel.size)))
     stale = [f"stale: {printable(wheel.name)}: {printable('; '.join(wheel.stale))}" for wheel in wheels if wheel.stale]
-    return Result({"wheels": [wheel.as_dict() for wheel in wheels]}, [*_table(rows), *stale])
+    return Result({"wheels": [wheel.as_dict() for wheel in wheels]}, [*table(rows), *stale])
 
 
 def run_inspect(options: Namespace) -> Result:
@@ -82,7 +63,7 @@ def run_verify(options: Namespace) -> Result:
     trust = Trust.of_files(options.trust) if options.trust else Trust.of_this_host()
     names = options.wheels or sorted({wheel.name for wheel in scan().wheels})
     if not names:
-        raise NotFoundError(_NONE_INSTALLED)
+        raise NotFoundError(NONE_INSTALLED)
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
     errors: list[ModelCacheError] = []
@@ -90,7 +71,7 @@ def run_verify(options: Namespace) -> Result:
         row: dict[str, Any] = {"name": name, "status": "intact", "problems": []}
         try:
             with open_payload(name) as payload:
-                found = verify(payload, progress=_progress(options, f"verify {payload.label}"), trust=trust)
+                found = verify(payload, progress=progress(options, f"verify {payload.label}"), trust=trust)
                 row["name"] = payload.name
             blobs = found.manifest.blobs()
             row |= {
@@ -102,7 +83,7 @@ def run_verify(options: Namespace) -> Result:
             }
             if options.root:
                 row["deployed"] = _verify_deployed(found.manifest.name, options.root)
-            size = f"{len(blobs)} files, {_human(row['bytes'])}"
+            size = f"{len(blobs)} files, {human(row['bytes'])}"
             lines.append(f"intact: {found.manifest.name} {found.manifest.version} ({size}); {found.origin.text}")
         except ModelCacheError as error:
             row |= {"status": error.kind, "problems": [error.message, *error.problems]}
@@ -140,117 +121,6 @@ def _verify_deployed(name: str, root_path: str) -> int:
     if problems:
         raise DamagedError(f"{name}: is damaged in {root.path}; `model-cache deploy {name}` restores it", problems)
     return sum(len(entry.files) for entry in (*found.entries, *found.superseded))
-
-
-def run_deploy(options: Namespace) -> Result:
-    """`model-cache deploy [NAME …]`."""
-    from model_cache import location
-    from model_cache.host import ASSUME_TARGET
-    from model_cache.lookup import installed
-
-    base = location.cache_root(options.root)
-    root = location.cache_root(options.overlay) if options.overlay else base
-    assumed = options.assume_target or os.environ.get(ASSUME_TARGET) or None
-    if options.overlay and printable(root) != root:
-        raise UsageError(f"the overlay {root} has a name that no shell line can hold; give another")
-    names = [installed(name).name for name in options.names] or sorted({wheel.name for wheel in scan().wheels})
-    if not names:
-        raise NotFoundError(_NONE_INSTALLED)
-    hosts: dict[str, Host] = {}
-    rows: list[dict[str, Any]] = []
-    lines: list[str] = []
-    errors: list[ModelCacheError] = []
-    for name in dict.fromkeys(names):
-        try:
-            outcome, origin = _deploy_one(name, root, base if options.overlay else None, assumed, hosts, options)
-            done = "deployed" if outcome.changed else "unchanged"
-            rows.append({**outcome_data(outcome), "outcome": done, "origin": origin.as_dict()})
-            lines += [*outcome_lines(outcome, root), f"  {origin.text}"]
-        except ModelCacheError as error:
-            row = {"name": name, "outcome": error.kind, "problems": [error.message, *error.problems]}
-            rows.append({**row, "differences": _differences(error)} if isinstance(error, MismatchError) else row)
-            errors.append(error)
-    if not options.names:
-        # Asked for whatever fits: that some wheels are for other hosts, or held back, is no failure.
-        some = len(errors) < len(names)
-        refused = [e for e in errors if e.kind == "held" or (some and isinstance(e, MismatchError))]
-        lines += [printable(line) for error in refused for line in str(error).splitlines()]
-        errors = [error for error in errors if error not in refused]
-    result = Result({"root": root, "wheels": rows}, unless_quiet(options, lines), joined(errors))
-    if not options.overlay:
-        return result
-    # The answer is how to start the engine, so `--quiet` prints it too.
-    environment = {"VLLM_CACHE_ROOT": root}
-    shown = [f"{key}={shlex.quote(value)}" for key, value in environment.items()] if not result.error else []
-    return Result({**result.data, "environment": environment}, [*result.lines, *shown], result.error)
-
-
-def _deploy_one(
-    name: str, root: str, base: str | None, assumed: str | None, hosts: dict[str, Host], options: Namespace
-) -> tuple[Outcome, Origin]:
-    from model_cache.deploy import deploy
-    from model_cache.host import read_host
-    from model_cache.lookup import installed
-    from model_cache.payload import InstalledPayload
-    from model_cache.verify import read_manifest
-
-    with InstalledPayload(installed(name)) as payload:
-        known = read_manifest(payload)
-        engine = known.manifest.engine.name
-        if engine not in hosts:
-            hosts[engine] = read_host(engine, assumed)
-        progress = _progress(options, f"deploy {payload.label}")
-        outcome = deploy(
-            payload,
-            root,
-            hosts[engine],
-            dry_run=options.dry_run,
-            hold=not options.names,
-            base_path=base,
-            progress=progress,
-        )
-        return outcome, known.origin
-
-
-def outcome_data(outcome: Outcome) -> dict[str, Any]:
-    """What a deploy or rollback did, for `--json`."""
-    return {
-        "name": outcome.name,
-        "version": outcome.version,
-        "targets": [*outcome.targets],
-        "entries": [{"directory": e.directory, "action": e.action, "note": e.note} for e in outcome.entries],
-        "bytes_written": outcome.bytes_written,
-        "removed": [*outcome.removed],
-        "left": [*outcome.left],
-        "dry_run": outcome.dry_run,
-        "previous": outcome.previous,
-        "notes": [*outcome.notes],
-    }
-
-
-def outcome_lines(outcome: Outcome, root: str) -> Sequence[str]:
-    """What a deploy or rollback did, for people."""
-    label = f"{outcome.name} {outcome.version}"
-    would = "would be " if outcome.dry_run else ""
-    lines = []
-    for action in ("deployed", "restored", "unchanged", "kept"):
-        entries = [entry for entry in outcome.entries if entry.action == action]
-        if entries:
-            size = f", {_human(outcome.bytes_written)}" if action == "deployed" and outcome.bytes_written else ""
-            count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}{size}"
-            lines.append(f"{would}{action}: {label} ({count}) for {', '.join(outcome.targets)} in {root}")
-        lines += [f"  {entry.directory} {entry.note}" for entry in entries if entry.note]
-    lines += [f"{would}removed, of another version: {directory}" for directory in outcome.removed]
-    lines += [f"  left, not ours: {printable(path)}" for path in outcome.left]
-    if outcome.previous and outcome.changed:
-        lines.append(f"  kept for `model-cache rollback {outcome.name}`: {outcome.previous}")
-    lines += [f"  note: {printable(note)}" for note in outcome.notes]
-    return lines
-
-
-def _differences(error: MismatchError) -> Sequence[dict[str, str]]:
-    fit = getattr(error, "fit", None)
-    return [{"field": d.field, "wheel": d.wheel, "host": d.host} for d in fit.differences] if fit else []
 
 
 def run_status(options: Namespace) -> Result:
@@ -303,42 +173,3 @@ def run_trust(options: Namespace) -> Result:
 
     data, lines = trust_commands.run(options)
     return Result(data, [printable(line) for line in lines])
-
-
-def joined(errors: Sequence[ModelCacheError]) -> ModelCacheError | None:
-    """One error for all: its kind is that of the worst (damage before refusal before absence before the rest)."""
-    if len(errors) < 2:
-        return errors[0] if errors else None
-    worst = min(errors, key=lambda error: {3: 0, 7: 1, 4: 2, 5: 3}.get(error.exit_code, 4))
-    kinds = {3: DamagedError, 4: MismatchError, 5: NotFoundError, 7: NotTrustedError}
-    problems = [line.strip().removeprefix("- ") for error in errors for line in str(error).splitlines()]
-    return kinds.get(worst.exit_code, ModelCacheError)(f"{len(errors)} wheels failed", problems)
-
-
-def unless_quiet(options: Namespace, lines: Sequence[str]) -> Sequence[str]:
-    """`lines`, or none with `--quiet`."""
-    return [] if options.quiet else lines
-
-
-def _progress(options: Namespace, label: str) -> Progress | None:
-    if options.quiet or options.json or not sys.stderr.isatty():
-        return None
-
-    def show(done: int, total: int) -> None:
-        end = "\n" if done == total else ""
-        sys.stderr.write(f"\r{label}: {_human(done)} of {_human(total)}{end}")
-        sys.stderr.flush()
-
-    return show
-
-
-def _human(size: int) -> str:
-    from model_cache.files import human
-
-    return human(size)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Sequence[str]:
-    shown = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from model_cache import staging
+from model_cache.errors import ModelCacheError
 from model_cache.manifest import Entry, Manifest
 from model_cache.root import Root
 from model_cache.state import DeployedEntry, DeployedFile, State
@@ -48,6 +49,25 @@ class Outcome:
     def changed(self) -> bool:
         """Whether the cache root is another one than before."""
         return bool(self.removed) or any(entry.action in WRITES for entry in self.entries)
+
+    @property
+    def occupied(self) -> tuple[str, ...]:
+        """The entries that are not there, because something else is in their places."""
+        return tuple(e.directory for e in self.entries if e.action == "kept" and e.note not in ("", SAME))
+
+
+class OccupiedError(ModelCacheError):
+    """Somebody who asked for a wheel by its name did not get all of it: other files are in its places."""
+
+    kind = "occupied"
+
+    def __init__(self, outcome: Outcome, root_path: str) -> None:
+        super().__init__(
+            f"{outcome.name} {outcome.version}: {len(outcome.occupied)} of {len(outcome.entries)} entries are not "
+            f"deployed: another wheel's or the engine's files are in their places in {root_path}, and stay; "
+            "`model-cache remove` that wheel or move them away, then deploy again",
+            outcome.occupied,
+        )
 
 
 @dataclass(frozen=True)

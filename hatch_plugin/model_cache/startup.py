@@ -101,6 +101,12 @@ def _deploy_installed(wheels: Sequence[Installed], root_path: str, identity: str
                     continue
                 outcome = deploy(payload, root_path, host, quick=True, hold=True, deadline=deadline)
             _report(outcome, known.origin.text, say)
+            if outcome.occupied:
+                there = ", ".join(outcome.occupied)
+                messages.append(
+                    f"{payload.label}: not deployed: another wheel's or the engine's files are in {there}, and stay"
+                )
+                say(messages[-1], alarm=True)
         except MismatchError as error:
             settled = settled and not (host and host.gpus.failed)
             messages.append(": ".join(filter(None, [error.message, "; ".join(error.problems)])))
@@ -122,7 +128,6 @@ def _report(outcome: Outcome, origin: str, say: Say) -> None:
     written = [entry for entry in outcome.entries if entry.action == "deployed"]
     restored = [entry for entry in outcome.entries if entry.action == "restored"]
     kept = [entry for entry in outcome.entries if entry.action == "kept" and entry.note == plan.SAME]
-    others = [entry for entry in outcome.entries if entry.action == "kept" and entry.note not in ("", plan.SAME)]
     if written:
         size = files.human(outcome.bytes_written)
         count = f"{len(written)} {'entry' if len(written) == 1 else 'entries'}"
@@ -131,9 +136,6 @@ def _report(outcome: Outcome, origin: str, say: Say) -> None:
         say(f"{label}: restored {', '.join(e.directory for e in restored)}, which had been changed", alarm=True)
     if kept:
         say(f"{label}: left alone what was there: {', '.join(entry.directory for entry in kept)}")
-    if others:
-        there = ", ".join(entry.directory for entry in others)
-        say(f"{label}: not deployed: another wheel's or the engine's files are in {there}, and stay", alarm=True)
     if outcome.left:
         say(f"{label}: the version before is gone; files that are not ours stay: {', '.join(outcome.left[:5])}")
     for note in outcome.notes:
