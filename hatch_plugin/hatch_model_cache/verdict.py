@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -11,7 +10,8 @@ from typing import Any
 
 from model_cache.manifest import Entry, GpuRecord, Manifest
 
-from .changes import GPU, CommandLine, Difference, changes
+from . import factors
+from .changes import GPU, CommandLine, changes
 from .compile.engines.rule import Rule
 
 
@@ -145,33 +145,15 @@ def _missed(manifest: Manifest, look_up: Mapping[str, Any], seen: Observation) -
         yield Reason("component", None, look_up["prefix"], Answer.MISS, "build a wheel that has this model")
         return
     host: Mapping[str, str] = look_up["factors"]
-    nearest = min((_differences(_factors(manifest, entry), host) for entry in entries), key=len)
+    nearest = min((factors.differences(factors.of_entry(manifest, entry), host) for entry in entries), key=len)
     if not nearest:
         yield Reason("key", entries[0].key, look_up["key"], Answer.MISS, why="every named value is equal")
-    if {"model.model", "model.hf_config"} <= {factor for factor, _, _ in nearest}:
-        yield Reason("model", manifest.model.id, host["model.model"], Answer.MISS, why="the wheel is for another model")
+    if factors.another_model(nearest):
+        yield Reason("model", manifest.model.id, host[factors.MODEL], Answer.MISS, why="the wheel is for another model")
         return  # nothing that could be changed would make it this one's
     advised = changes(nearest, host, manifest, seen.command)
     for factor, ours, theirs in nearest:
         yield Reason(factor, ours, theirs, Answer.MISS, advised[factor])
-
-
-def _factors(manifest: Manifest, entry: Entry) -> dict[str, str]:
-    return {**manifest.factors[entry.factors], **entry.factor_overrides}
-
-
-def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[Difference]:
-    """What differs, a whole part that one side does not have as one difference."""
-    here, there = (Counter(name.partition(".")[0] for name in side) for side in (ours, theirs))
-    one_sided = {part for part, n in (here + there).items() if n > 1 and not (here[part] and there[part])}
-    whole = [(p, "given" if here[p] else None, "given" if there[p] else None) for p in sorted(one_sided)]
-    ours, theirs = ({n: v for n, v in side.items() if n.partition(".")[0] not in one_sided} for side in (ours, theirs))
-    names = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
-    # a part's own hash says nothing that the values in it do not say better
-    parents = {name for name in names if any(other.startswith(f"{name}.") for other in names)}
-    hashes = {name for name in names if name.endswith(".hash")}
-    parents |= {name for name in hashes if any(o.startswith(name.removesuffix("hash")) for o in names if o != name)}
-    return whole + [(name, ours.get(name), theirs.get(name)) for name in names if name not in parents]
 
 
 def _versions(manifest: Manifest, engine: Mapping[str, str], *, loaded: bool) -> Iterator[Reason]:
@@ -200,18 +182,9 @@ def _other_gpu(manifest: Manifest, hits: Sequence[Entry], target: Mapping[str, A
 
 def _unsafe(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Iterator[Reason]:
     """What differs and is in no key, so that the engine would load the wheel all the same."""
-    ours_all = {**manifest.host_answers, **manifest.unkeyed}
-    theirs_all = {**seen.host_answers, **seen.look_ups[0]["unkeyed"]}
-    several = len({rank for entry in manifest.entries for rank in entry.ranks}) > 1
-    for rule in rules:
-        if rule.ranks_only and not several:
-            continue
-        if rule.fact not in ours_all or rule.fact not in theirs_all:
+    facts = {**seen.host_answers, **seen.look_ups[0]["unkeyed"]}
+    for rule, ours, theirs in factors.objections(manifest, facts, rules):
+        if ours is None and theirs is None:
             yield Reason(rule.fact, None, None, Answer.UNSAFE, "build the wheel again", "not recorded on both sides")
-        elif ours_all[rule.fact] != theirs_all[rule.fact]:
-            values = _shown(ours_all[rule.fact]), _shown(theirs_all[rule.fact])
-            yield Reason(rule.fact, *values, Answer.UNSAFE, rule.change, f"{rule.why}; {rule.source}")
-
-
-def _shown(value: object) -> str | None:
-    return None if value is None or value == "" else str(value)
+        else:
+            yield Reason(rule.fact, ours, theirs, Answer.UNSAFE, rule.change, f"{rule.why}; {rule.source}")
