@@ -4,7 +4,7 @@ BIN := .venv/bin
 ENGINE := vllm-0.33.0
 TESTS ?=
 
-.PHONY: demo test lint fast engine-tests torture fuzz engines bench key-factors clean
+.PHONY: demo test lint fast engine-tests torture fuzz engines bench key-factors coverage clean
 
 demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,9 @@ bench: engines  ## figures into benchmarks/results/
 key-factors: engines  ## what changes the engine's key, on the real vLLM, into docs/key-factors.md (~15 min; goes on where it was)
 	$(BIN)/python tests/matrix/key_factors.py
 
+coverage: engines  ## what can be compiled for which GPU, on the real vLLM, into docs/coverage.md (hours; goes on where it was)
+	$(BIN)/python tests/cells/run.py
+
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -45,4 +48,4 @@ key-factors: engines  ## what changes the engine's key, on the real vLLM, into d
 	touch $@
 
 clean:
-	rm -rf .venv .engines .demo .matrix
+	rm -rf .venv .engines .cells .demo .matrix

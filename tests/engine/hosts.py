@@ -19,10 +19,12 @@ SERVE_ARGS = ("--max-model-len", "512", "--max-num-batched-tokens", "8192", "--m
 
 @dataclass(frozen=True)
 class Host:
-    """python: interpreter of the serving environment; place: everything else of the host."""
+    """python: interpreter of the serving environment; place: everything else of the host; through: command that the
+    engine is started through."""
 
     python: Path
     place: Path
+    through: tuple[str, ...] = ()
 
     @property
     def cache_root(self) -> Path:
@@ -59,8 +61,12 @@ class Host:
         arguments: Sequence[str] = SERVE_ARGS,
         root: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        tokenizer: bool = False,
     ) -> Report:
-        """An unmodified `vllm serve` up to the first call of the model; the plug-in is off unless told else."""
+        """An unmodified `vllm serve` up to the first call of the model; the plug-in is off unless told else.
+
+        tokenizer: the model's directory has its files, and the engine reads them; neither is in the key.
+        """
         for directory in (self.place / "home", self.work):
             directory.mkdir(parents=True, exist_ok=True)
         whole = {
@@ -71,9 +77,9 @@ class Host:
             "LANG": "C.UTF-8",
             **(environment or {}),
         }
-        command = [str(self.python.with_name("vllm")), "serve", model, *arguments, "--skip-tokenizer-init"]
-        log = self.place / "engine.log"
-        return rehearse([*command, "--port", "8767"], target, environment=whole, cwd=self.work, log=log)
+        command = [*self.through, str(self.python.with_name("vllm")), "serve", model, *arguments, "--port", "8767"]
+        command += [] if tokenizer else ["--skip-tokenizer-init"]
+        return rehearse(command, target, environment=whole, cwd=self.work, log=self.place / "engine.log")
 
 
 def write_recipe(

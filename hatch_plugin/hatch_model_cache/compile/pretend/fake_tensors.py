@@ -4,18 +4,14 @@ tensors on the CPU stay real, since the engine reads its own index buffers."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from . import fake_kernels
 from .device import Device
 from .patches import Patches
 
 CHECKED = "torch 2.14.0"
-
-# Eager CUDA operators that have no fake kernel: the shape of their answer. An operator that is not here and has no fake
-# kernel stops the build with its name; add it here, with the place its shape comes from.
-WITHOUT_FAKE_KERNEL: dict[str, Callable[..., Any]] = {}
 
 
 class MissingFakeKernelError(RuntimeError):
@@ -108,17 +104,17 @@ def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours:
             value = True if dtype is torch.bool else (1.0 if dtype.is_floating_point else 1)
             device.log.stand_ins[(_site(), repr(value))] += 1
             return value
-        stand_in = WITHOUT_FAKE_KERNEL.get(func._schema.name)
-        if stand_in is not None:
+        stated = fake_kernels.WITHOUT_FAKE_KERNEL.get(func._schema.name)
+        if stated is not None:
             device.log.stand_ins[(_site(), f"shape of {func._schema.name}")] += 1
             with self:
-                return stand_in(*args, **kwargs)
+                return stated.answer(*args, **kwargs)
         try:
             return dispatch(self, func, types, args, kwargs)
         except (fake_tensor.UnsupportedOperatorException, fake_tensor.DynamicOutputShapeException) as error:
             raise MissingFakeKernelError(
                 f"operator {func._schema.name} has no fake kernel (asked at {_site()}); "
-                f"state its result's shape in {__name__}.WITHOUT_FAKE_KERNEL"
+                f"state what it returns in {fake_kernels.__name__}.WITHOUT_FAKE_KERNEL"
             ) from error
 
     patches.set(

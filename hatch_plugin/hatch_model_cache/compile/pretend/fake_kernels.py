@@ -1,0 +1,84 @@
+"""Operators that the engine runs eagerly and that have no fake kernel: what they return, stated here by hand.
+
+An operator that is not in `WITHOUT_FAKE_KERNEL` and has none of its own stops the build with its name. Before adding
+one, read its implementation: a wrong shape, dtype or stride may be traced into the artifact. Every use is listed in
+the manifest (``build.stand_ins``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FakeKernel:
+    """What an operator returns, without running it.
+
+    Attributes:
+        answer: takes the operator's arguments (FakeTensors), returns FakeTensors.
+        returns: the same in words.
+        why: where it is asked, and why an answer without values is enough.
+        source: the implementation that `answer` was read from.
+    """
+
+    answer: Callable[..., Any]
+    returns: str
+    why: str
+    source: str
+
+
+_TMA_ALIGNMENT = 4
+"""Rows of 32-bit scales are padded to a multiple of this: 16 bytes."""
+
+
+def _scheduler_metadata(batch_size: int, *_: Any, **__: Any) -> Any:
+    import torch
+
+    return torch.empty(batch_size + 1, dtype=torch.int32, device="cuda")
+
+
+def _required_layout(
+    scales: Any,
+    mn: int,
+    k: int,
+    recipe: Sequence[int],
+    num_groups: int | None = None,
+    is_sfa: bool | None = None,
+    disable_ue8m0_cast: bool = False,
+    psum_layout: Any = None,
+) -> Any:
+    import torch
+
+    rows_per_scale = recipe[0] if len(recipe) == 2 or is_sfa else recipe[1]
+    if scales.dtype is torch.int32:
+        return scales
+    if not disable_ue8m0_cast:  # four exponents to one int32, one row of them for every row of the weight
+        return _mn_major(scales, mn, -(-scales.shape[-1] // 4), torch.int32)
+    return scales if rows_per_scale == 128 else _mn_major(scales, mn, scales.shape[-1], torch.float32)
+
+
+def _mn_major(like: Any, rows: int, columns: int, dtype: Any) -> Any:
+    """Scales of `rows` × `columns` per group, rows next to each other and padded for TMA."""
+    padded = -(-rows // _TMA_ALIGNMENT) * _TMA_ALIGNMENT
+    groups = tuple(like.shape[:-2])
+    strides = (padded * columns,) * len(groups)
+    return like.new_empty_strided((*groups, rows, columns), (*strides, 1, padded), dtype=dtype)
+
+
+WITHOUT_FAKE_KERNEL: dict[str, FakeKernel] = {
+    "_vllm_fa3_C::get_scheduler_metadata": FakeKernel(
+        _scheduler_metadata,
+        returns="one int32 per sequence and a semaphore",
+        why="attention metadata, handed to the attention kernel outside every compiled graph",
+        source="flash-attention, hopper/flash_api.cpp, mha_fwd_get_scheduler_metadata",
+    ),
+    "deep_gemm::transform_sf_into_required_layout": FakeKernel(
+        _required_layout,
+        returns="the scales as they are, row-major and padded, or packed four to an int32",
+        why="scales of fp8 block weights after loading; values play no part in the layout",
+        source="DeepGEMM, csrc/apis/layout.hpp and csrc/jit_kernels/impls/smxx_layout.hpp",
+    ),
+}
+"""Qualified name → fake kernel."""

@@ -1,0 +1,68 @@
+"""The rows of the table, from rows.toml, and its columns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.hosts import SERVE_ARGS
+from hatch_model_cache import targets
+
+HERE = Path(__file__).resolve().parent
+MODELS = HERE.parent / "data" / "models"
+COLUMNS = {"H100": "h100-sxm5-80gb", "A100": "a100-sxm4-80gb", "B200": "b200"}
+"""Title → target. In the order in which they are filled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One configuration; see rows.toml for the fields."""
+
+    part: str
+    title: str
+    model: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    draft: str | None = None
+    tokenizer: bool = False
+
+    @property
+    def serve_args(self) -> tuple[str, ...]:
+        """Everything after ``vllm serve MODEL``; argparse takes the last of a flag given twice."""
+        return (*SERVE_ARGS, *self.arguments)
+
+    @property
+    def name(self) -> str:
+        """What the model is called: letters, digits, dashes."""
+        words = "".join(c if c.isalnum() and c.isascii() else " " for c in self.title.lower()).split()
+        return "-".join(words)
+
+    def write_model(self, directory: Path) -> None:
+        """The model's configuration, its draft's beside it."""
+        shutil.copytree(MODELS / self.model, directory)
+        config = directory / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text("utf-8")), **self.config}, indent=1), "utf-8")
+
+    def digest(self, target: str) -> str:
+        """What an answer depends on, but for this project's own code."""
+        models = [MODELS / name for name in (self.model, self.draft) if name]
+        files = {f"{p.parent.name}/{p.name}": p.read_text("utf-8") for m in models for p in sorted(m.iterdir())}
+        options = [self.serve_args, dict(self.environment), self.config, self.tokenizer, files]
+        document = json.dumps([options, targets.load(target).as_dict()], sort_keys=True)
+        return hashlib.sha256(document.encode()).hexdigest()[:16]
+
+
+def load() -> list[Row]:
+    """Every row, in the file's order."""
+    table = tomllib.loads((HERE / "rows.toml").read_text("utf-8"))
+    rows = [Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in table["row"]]
+    twice = {row.name for row in rows if sum(other.name == row.name for other in rows) > 1}
+    assert not twice, f"rows of one name: {twice}"
+    return rows

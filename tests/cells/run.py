@@ -1,0 +1,93 @@
+"""Fill the table of docs/coverage.md, one cell after the other; goes on where it was.
+
+    make coverage                        every cell that was not run yet, H100 first (about a minute each)
+    python tests/cells/run.py --only Llama --column H100 --again
+
+An answer is kept in .cells/answers until the row, a model's files or the target change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "engines"), str(ROOT / "hatch_plugin")]
+
+from prepare import prepare  # noqa: E402
+
+from cells import cell, rows, table  # noqa: E402
+from engine.hosts import Host  # noqa: E402
+
+ENGINE = "vllm-0.33.0"
+PLACE = ROOT / ".cells"
+DOCUMENT = ROOT / "docs" / "coverage.md"
+
+
+def bench(through: tuple[str, ...]) -> cell.Bench:
+    """Both environments of the engine, the serving one with this project's wheel."""
+    own = PLACE / "own"
+    shutil.rmtree(own, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", str(own), str(ROOT)], check=True, stdout=-3)
+    serving = prepare(ENGINE, PLACE / "serving" / ENGINE)
+    Host(serving, PLACE).pip_install(*own.glob("*.whl"))
+    engine = prepare(ENGINE, ROOT / ".engines" / ENGINE)
+    described = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return cell.Bench(str(engine), serving, PLACE, through, described.stdout.strip())
+
+
+def path_of(row: rows.Row, column: str) -> Path:
+    """Where the answer of a cell is kept."""
+    target = rows.COLUMNS[column]
+    return PLACE / "answers" / f"{row.name}-{target}-{row.digest(target)}.json"
+
+
+def write(every: list[rows.Row]) -> None:
+    """The document, from the answers that are kept."""
+    answers = {(row.name, column): cell.kept(path_of(row, column)) for row in every for column in rows.COLUMNS}
+    DOCUMENT.write_text(table.document(every, answers, "vLLM 0.33.0"), "utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows with this in their title")
+    parser.add_argument("--column", choices=list(rows.COLUMNS), action="append", help="only this column")
+    parser.add_argument("--again", choices=["refused", "all"], help="also run what has an answer already")
+    parser.add_argument("--through", default="", metavar="COMMAND", help="start engine processes through this command")
+    parser.add_argument("--write", action="store_true", help="write the document from what is known; run nothing")
+    arguments = parser.parse_args()
+    every = rows.load()
+    todo = [
+        (row, column)
+        for column in arguments.column or rows.COLUMNS
+        for row in every
+        if arguments.only in row.title and _wanted(cell.kept(path_of(row, column)), arguments.again)
+    ]
+    if todo and not arguments.write:
+        ours = bench(tuple(shlex.split(arguments.through)))
+        for row, column in todo:
+            try:
+                answer = ours.run(row, rows.COLUMNS[column])
+            except Exception:  # a defect of this script or of packing; the other cells are not concerned
+                traceback.print_exc()
+                continue
+            cell.keep(answer, path_of(row, column))
+            write(every)
+            print(f"{column} {row.title}: {'hit' if answer.hit else answer.refused} {answer.seconds}", flush=True)
+    write(every)
+    return 0
+
+
+def _wanted(answer: cell.Answer | None, again: str | None) -> bool:
+    return answer is None or again == "all" or (again == "refused" and not answer.hit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""docs/coverage.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .cell import Answer
+from .rows import COLUMNS, Row
+
+Answers = Mapping[tuple[str, str], Answer | None]
+
+
+def document(rows: Sequence[Row], answers: Answers, engine: str) -> str:
+    """The whole file. answers: by the row's name and the column's title."""
+    found = list(answers.values())
+    hits = sum(answer is not None and answer.hit for answer in found)
+    refused = sum(answer is not None and not answer.hit for answer in found)
+    missing = sum(answer is None for answer in found)
+    lines = [
+        "# What can be compiled, for which GPU",
+        "",
+        "Written by `make coverage`; do not edit. Every cell is run on the real engine, with a pretended GPU and no",
+        f"weights: {engine}. Configurations are shrunk in depth and width, never in kind (`tests/cells/rows.toml`).",
+        "",
+        "**hit**: compiled from a recipe, packed, installed with pip, deployed, and loaded by a second, fresh and",
+        "unmodified `vllm serve`, in every rank, with 0 Inductor compiles and 0 ptxas runs. In brackets: the compiled",
+        "models if there is more than the backbone, the ranks if there is more than one, and the number of GPU kernels.",
+        "It does not show that the kernels are right or fast: nothing runs. **refused**: why, in the notes.",
+        "",
+        f"{len(found)} cells: {hits} hits, {refused} refused, {missing} not run yet.",
+    ]
+    notes: list[str] = []
+    for part in dict.fromkeys(row.part for row in rows):
+        lines += ["", f"## {part}", "", f"| | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+        for row in rows:
+            if row.part == part:
+                cells = [_cell(row, column, answers[row.name, column], notes) for column in COLUMNS]
+                lines.append(f"| {row.title} | {' | '.join(cells)} |")
+    if notes:
+        lines += ["", "## Refused because", "", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: Row, column: str, answer: Answer | None, notes: list[str]) -> str:
+    if answer is None:
+        return "not run yet"
+    if not answer.hit:
+        note = f"{row.title} ({answer.stage}): {answer.refused}"
+        if note not in notes:
+            notes.append(note)
+        return f"refused ({notes.index(note) + 1})"
+    models = [] if answer.prefixes == ["backbone"] else [", ".join(answer.prefixes)]
+    ranks = [f"{answer.ranks} ranks"] if answer.ranks > 1 else []
+    return f"hit ({'; '.join([*models, *ranks, str(answer.kernels)])})"
