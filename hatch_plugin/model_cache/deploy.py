@@ -37,6 +37,7 @@ def deploy(
     quick: bool = False,
     hold: bool = False,
     base_path: str | None = None,
+    adopted: tuple[plan.Adopted, ...] = (),
     deadline: Deadline | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
@@ -44,7 +45,8 @@ def deploy(
 
     dry_run: decide everything, write nothing. quick: take what is deployed for intact when sizes and times are as
     noted, without reading it. hold: do not bring back a version that was rolled back from. base_path: a cache root
-    that holds the entries already; files that are intact there become links to it (an overlay).
+    that holds the entries already; files that are intact there become links to it (an overlay). adopted: entries
+    under an engine's keys, which come to the wheel's own.
     Raises DamagedError, fit.DoesNotFit, HeldError, DeadlineError, or ModelCacheError when the place cannot be written
     to; the root then holds what it held before, or a part of it that the next deploy completes.
     """
@@ -58,11 +60,11 @@ def deploy(
     verified = verify(payload, deadline, progress)
     if dry_run:
         return _dry_run(root_path, verified, targets, deadline)
-    if base_path is None and (outcome := _read_only(root_path, verified, targets, deadline)):
+    if base_path is None and (outcome := _read_only(root_path, verified, targets, adopted, deadline)):
         return outcome
     links = _overlay(base_path, root_path, verified, targets, deadline) if base_path else None
     site = payload.installed.site if isinstance(payload, InstalledPayload) else ""
-    wanted = Wanted(payload, verified, targets, links, held, site)
+    wanted = Wanted(payload, verified, targets, links, held, site, adopted)
     with files.system_errors(root_path), Root.open(root_path, create=True) as root, root.lock(deadline):
         return switch(root, wanted, deadline)
 
@@ -139,20 +141,27 @@ def _current(root_path: str, known: Verified, targets: tuple[str, ...]) -> Outco
     return None
 
 
-def _read_only(root_path: str, verified: Verified, targets: tuple[str, ...], deadline: Deadline) -> Outcome | None:
+def _read_only(
+    root_path: str,
+    verified: Verified,
+    targets: tuple[str, ...],
+    adopted: tuple[plan.Adopted, ...],
+    deadline: Deadline,
+) -> Outcome | None:
     """The outcome in a root that can be read only. Raises ModelCacheError when something would have to be written."""
     try:
         with files.system_errors(root_path), Root.open(root_path) as root:
             if not place.is_read_only(root.descriptor):
                 return None
             old = state.load(root, verified.manifest.name)
-            steps = plan.make(root, verified.manifest, all_targets(old, verified, targets), old, deadline)
+            entries = plan.wanted(verified, all_targets(old, verified, targets), old, adopted)
+            steps = plan.make(root, entries, old, deadline)
             if any(step.writes for step in steps) or old is None:
                 mounted = place.is_mounted_read_only(root.descriptor)
                 raise files.failure("cannot write to", root_path, OSError(errno.EROFS if mounted else errno.EACCES, ""))
-            entries = tuple(step.outcome for step in steps)
+            outcomes = tuple(step.outcome for step in steps)
             manifest = verified.manifest
-            return Outcome(manifest.name, manifest.version, targets, entries, notes=(f"{root_path} {READ_ONLY}",))
+            return Outcome(manifest.name, manifest.version, targets, outcomes, notes=(f"{root_path} {READ_ONLY}",))
     except NotFoundError:
         return None
 
@@ -163,7 +172,7 @@ def _overlay(
     if Path(root_path).resolve() == Path(base_path).resolve():
         raise UsageError(f"the overlay must be another directory than the cache root {base_path}")
     with files.system_errors(base_path), Root.open(base_path, judge=True) as base:
-        return overlay.links(base, plan.wanted(verified.manifest, targets), deadline)
+        return overlay.links(base, plan.wanted(verified, targets), deadline)
 
 
 def _dry_run(root_path: str, verified: Verified, targets: tuple[str, ...], deadline: Deadline) -> Outcome:
@@ -172,11 +181,11 @@ def _dry_run(root_path: str, verified: Verified, targets: tuple[str, ...], deadl
         with files.system_errors(root_path), Root.open(root_path) as root:
             old = state.load(root, manifest.name)
             targets = all_targets(old, verified, targets)
-            steps = plan.make(root, manifest, targets, old, deadline)
+            steps = plan.make(root, plan.wanted(verified, targets, old), old, deadline)
             entries = tuple(step.outcome for step in steps)
             removed = obsolete(plan.superseded(old, steps), steps)
     except NotFoundError:
-        entries = tuple(EntryOutcome(entry.directory, "deployed") for entry in plan.wanted(manifest, targets))
+        entries = tuple(EntryOutcome(entry.directory, "deployed") for entry in plan.wanted(verified, targets))
         removed = []
     gone = tuple(entry.directory for entry in removed)
     return Outcome(manifest.name, manifest.version, targets, entries, removed=gone, dry_run=True)

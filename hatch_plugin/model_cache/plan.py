@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from model_cache import staging
 from model_cache.errors import ModelCacheError
-from model_cache.manifest import Entry, Manifest
+from model_cache.manifest import Entry
 from model_cache.root import Root
 from model_cache.state import DeployedEntry, DeployedFile, State
-from model_cache.verify import Deadline
+from model_cache.verify import Deadline, Verified
 
 WRITES = ("deployed", "restored")
 SAME = "was already there with the same content"
@@ -98,9 +98,38 @@ class Step:
         return self.entry.directory.rpartition("/")[2]
 
 
-def wanted(manifest: Manifest, targets: tuple[str, ...]) -> list[Entry]:
-    """The entries of `manifest` that were built for one of `targets`."""
-    return [entry for entry in manifest.entries if entry.target in targets]
+@dataclass(frozen=True)
+class Adopted(Entry):
+    """An entry under another key than the wheel's: that of an engine with other weights of the same model.
+
+    source: the directory of the manifest's entry whose files it has.
+    """
+
+    source: str
+
+    @classmethod
+    def of(cls, entry: Entry, directory: str) -> Adopted:
+        """`entry` as it is to be in `directory`."""
+        moved = {**vars(entry), "directory": directory, "key": directory.rpartition("/")[2]}
+        return cls(**moved, source=entry.directory)
+
+
+def wanted(
+    verified: Verified, targets: tuple[str, ...], old: State | None = None, adopted: Sequence[Adopted] = ()
+) -> list[Entry]:
+    """The entries of a wheel that were built for one of `targets`, then `adopted` and what was adopted of it before.
+
+    old: what is deployed; of another version of the wheel, nothing stays adopted.
+    """
+    same = old is not None and old.manifest_sha256 == verified.manifest_sha256
+    sources = {entry.directory: entry for entry in verified.manifest.entries}
+    before = [
+        Adopted.of(sources[entry.adopted], entry.directory)
+        for entry in (old.entries if old and same else ())
+        if entry.adopted in sources
+    ]
+    entries = {entry.directory: entry for entry in (*verified.manifest.entries, *before, *adopted)}
+    return [entry for entry in entries.values() if entry.target in targets]
 
 
 Links = Mapping[str, Mapping[str, str]]
@@ -111,22 +140,17 @@ def as_deployed(entry: Entry, links: Mapping[str, str] | None = None, *, ours: b
     """`entry` as a state notes it, before it is in place."""
     links = links or {}
     read = tuple(DeployedFile(file.path, file.sha256, file.size, link=links.get(file.path, "")) for file in entry.files)
-    return DeployedEntry(entry.directory, ours, read)
+    return DeployedEntry(entry.directory, ours, read, entry.source if isinstance(entry, Adopted) else "")
 
 
 def make(
-    root: Root,
-    manifest: Manifest,
-    targets: tuple[str, ...],
-    old: State | None,
-    deadline: Deadline,
-    links: Links | None = None,
+    root: Root, entries: Sequence[Entry], old: State | None, deadline: Deadline, links: Links | None = None
 ) -> list[Step]:
     """Decide about every wanted entry. old: what the last deploy of this wheel has noted; links: of an overlay.
 
     Raises LinkError when a link stands in the way.
     """
-    return [_step(root, entry, old, deadline, links) for entry in wanted(manifest, targets)]
+    return [_step(root, entry, old, deadline, links) for entry in entries]
 
 
 def _step(root: Root, entry: Entry, old: State | None, deadline: Deadline, links: Links | None) -> Step:

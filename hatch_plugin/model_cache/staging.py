@@ -172,7 +172,7 @@ def _lstat(root: Root, path: str) -> os.stat_result:
 def with_times(root: Root, entry: DeployedEntry) -> DeployedEntry:
     """`entry` with the mtime that each file has now. Raises OSError."""
     read = (dc_replace(f, mtime_ns=_lstat(root, f"{entry.directory}/{f.path}").st_mtime_ns) for f in entry.files)
-    return DeployedEntry(entry.directory, entry.ours, tuple(read))
+    return dc_replace(entry, files=tuple(read))
 
 
 def place(parent: int, staged: str, name: str) -> bool:

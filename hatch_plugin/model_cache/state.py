@@ -53,11 +53,15 @@ class DeployedFile:
 
 @dataclass(frozen=True)
 class DeployedEntry:
-    """An entry's directory below the root. ours: put there by deploy; else found there and left alone."""
+    """An entry's directory below the root. ours: put there by deploy; else found there and left alone.
+
+    adopted: the directory of the wheel's entry whose files were put there under an engine's key (`adoption`); else "".
+    """
 
     directory: str
     ours: bool
     files: tuple[DeployedFile, ...]
+    adopted: str = ""
 
 
 @dataclass(frozen=True)
@@ -233,7 +237,8 @@ def _state(f: Fields) -> State:
 
 
 def _entry(f: Fields) -> DeployedEntry:
-    return DeployedEntry(_path(f, "directory"), f.boolean("ours"), f.objects("files", _file))
+    directory, ours, listed = _path(f, "directory"), f.boolean("ours"), f.objects("files", _file)
+    return DeployedEntry(directory, ours, listed, _path(f, "adopted") if f.value.get("adopted") else f.text("adopted"))
 
 
 def _file(f: Fields) -> DeployedFile:

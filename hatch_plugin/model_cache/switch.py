@@ -31,7 +31,8 @@ MANY_FILES = 32
 class Wanted:
     """What shall be deployed. targets: those that fit this host; links: of an overlay.
 
-    held: manifest_sha256 of a version that the plug-in shall not bring back; site: where the wheel is installed.
+    held: manifest_sha256 of a version that the plug-in shall not bring back; site: where the wheel is installed;
+    adopted: entries under the keys of an engine.
     """
 
     payload: Payload
@@ -40,6 +41,7 @@ class Wanted:
     links: Links | None = None
     held: str = ""
     site: str = ""
+    adopted: tuple[plan.Adopted, ...] = ()
 
     @property
     def manifest(self) -> Manifest:
@@ -64,9 +66,9 @@ def switch(root: Root, wanted: Wanted, deadline: Deadline) -> Outcome:
     manifest = wanted.manifest
     old = state.load(root, manifest.name)
     targets = all_targets(old, wanted.verified, wanted.targets)
-    asked = [plan.as_deployed(entry) for entry in plan.wanted(manifest, targets)]
-    leftovers.clean(root, [*asked, *(old.ours() if old else ())])
-    steps = plan.make(root, manifest, targets, old, deadline, wanted.links)
+    entries = plan.wanted(wanted.verified, targets, old, wanted.adopted)
+    leftovers.clean(root, [*map(plan.as_deployed, entries), *(old.ours() if old else ())])
+    steps = plan.make(root, entries, old, deadline, wanted.links)
     done = old is not None and is_done(old, wanted.verified, targets)
     intent = State(
         name=normalize(manifest.name),
