@@ -18,7 +18,7 @@ import pytest
 
 from hatch_model_cache import probe, targets
 from hatch_model_cache.commands import targets as targets_commands
-from hatch_model_cache.targets import Target, TargetFileError, UnknownTarget
+from hatch_model_cache.targets import CpuTarget, Target, TargetFileError, UnknownTarget
 from model_cache import host
 from model_cache.errors import NotFoundError, UsageError
 
@@ -26,6 +26,7 @@ NAMES = [
     "a10", "a100-pcie-80gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "a10g", "b200", "gh200", "h100-nvl",
     "h100-pcie", "h100-sxm5-80gb", "h200", "l4", "l40s", "rtx-4090", "rtx-5090", "t4",
 ]  # fmt: skip
+CPU_NAMES = ["x86-64-amx", "x86-64-avx2", "x86-64-avx512"]
 
 # By compute capability: KiB of shared memory (per block, opted in, per SM); registers, threads of an SM.
 PER_CAPABILITY = {
@@ -39,7 +40,8 @@ PER_CAPABILITY = {
 }
 
 ENGINES = Path(__file__).parent.parent / ".engines"
-SHIPPED = targets.load_all()
+SHIPPED = targets.load_gpus()
+CPUS = {name: target for name, target in targets.load_all().items() if isinstance(target, CpuTarget)}
 each_target = pytest.mark.parametrize("target", SHIPPED.values(), ids=list(SHIPPED))
 
 
@@ -53,8 +55,9 @@ def h100(**changes: Any) -> dict[str, Any]:
 
 
 def test_all_targets_load() -> None:
-    assert list(SHIPPED) == targets.names() == NAMES
-    assert all(name == target.name for name, target in SHIPPED.items())
+    assert targets.names() == list(targets.load_all()) == NAMES + CPU_NAMES
+    assert (list(SHIPPED), list(CPUS)) == (NAMES, CPU_NAMES)
+    assert all(name == target.name for name, target in targets.load_all().items())
 
 
 def test_device_names_are_unique() -> None:
@@ -101,7 +104,7 @@ def test_device_name_has_a_source_that_a_driver_stands_behind(target: Target) ->
 def test_the_device_names_from_vllm_are_in_vllm() -> None:
     engine = tuned_kernel_devices()
     assert engine, "no vLLM 0.33.0: run `make engines`"
-    named = [t for t in targets.load_all().values() if "vLLM 0.33.0" in t.sources["device_name"]]
+    named = [t for t in SHIPPED.values() if "vLLM 0.33.0" in t.sources["device_name"]]
     assert len(named) > 5
     assert not [t.name for t in named if t.device_name.replace(" ", "_") not in engine]
 
@@ -229,7 +232,7 @@ def test_unknown_target_far_from_all_lists_all() -> None:
         ({"device_name": 5}, "`device_name`: must be a non-empty string"),
         ({"compute_capability": 9.0}, "`compute_capability`: must be a non-empty string"),
         ({"compute_capability": "sm_90"}, "`compute_capability`: must look like \"9.0\", not 'sm_90'"),
-        ({"kind": "tpu"}, "`kind`: must be one of gpu, not 'tpu'"),
+        ({"kind": "tpu"}, "`kind`: must be one of cpu, gpu, not 'tpu'"),
         ({"vendor": "acme"}, "`vendor`: must be one of nvidia, not 'acme'"),
         ({"name": "H100 SXM"}, "`name`: must be lower-case words joined by `-`"),
         ({"unverified": "total_memory"}, "`unverified`: must be a list of field names"),
@@ -368,18 +371,23 @@ def run(*arguments: str) -> int:
 @pytest.mark.parametrize("arguments", [(), ("list",)])
 def test_list(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
+    listed, cpus = capsys.readouterr().out.split("\n\n")
+    header, *lines = listed.splitlines()
     assert header.split() == ["NAME", "DEVICE", "NAME", "CC", "SMS", "MEMORY", "GIB", "UNVERIFIED"]
     assert [line.split()[0] for line in lines] == NAMES
     assert lines[NAMES.index("h200")].split() == ["h200", "NVIDIA", "H200", "9.0", "132", "139.8", "4"]
     assert max(len(line) for line in [header, *lines]) <= 100
+    header, *lines = cpus.splitlines()
+    assert header.split() == ["NAME", "VECTORIZED", "FOR", "CAPABILITY", "FLAGS"]
+    assert [line.split()[0] for line in lines] == CPU_NAMES
+    assert lines[-1].split() == ["x86-64-avx512", "avx512", "avx512_vnni", "AVX512", "8"]
 
 
 @pytest.mark.parametrize("arguments", [("--json",), ("list", "--json"), ("--json", "list")])
 def test_list_json(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == 0
     listed = json.loads(capsys.readouterr().out)["targets"]
-    assert [target["name"] for target in listed] == NAMES
+    assert [target["name"] for target in listed] == NAMES + CPU_NAMES
     assert listed[0] == SHIPPED["a10"].as_dict()
 
 
@@ -430,3 +438,87 @@ def test_probe_json(gpus: list[host.Gpu], capsys: pytest.CaptureFixture[str]) ->
     assert (first["shipped"], first["count"], first["target"]["sm_count"]) == ("l4", 1, 57)
     assert first["differences"] == [{"field": "sm_count", "shipped": 58, "probed": 57}]
     assert (second["shipped"], second["differences"]) == (None, [])
+
+
+# --- CPUs
+
+ZEN4 = ["fma", "f16c", "avx2", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"]
+SAPPHIRE_RAPIDS = [*ZEN4, "amx_bf16", "amx_tile", "amx_int8"]
+SKYLAKE = [flag for flag in ZEN4 if flag not in ("avx512_vnni", "avx512_bf16")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "name"),
+    [
+        (ZEN4, {}, "x86-64-avx512"),
+        (SAPPHIRE_RAPIDS, {}, "x86-64-amx"),
+        (SAPPHIRE_RAPIDS, {"ATEN_CPU_CAPABILITY": "avx512"}, "x86-64-amx"),
+        (SAPPHIRE_RAPIDS, {"ATEN_CPU_CAPABILITY": "avx2"}, "x86-64-avx2"),
+        (["fma", "f16c", "avx2"], {}, "x86-64-avx2"),
+        (SKYLAKE, {"ATEN_CPU_CAPABILITY": "avx2"}, "x86-64-avx2"),
+        (ZEN4, {"ATEN_CPU_CAPABILITY": "default"}, None),
+        (["sse2"], {}, None),
+    ],
+)
+def test_which_target_a_cpu_is(flags: list[str], environment: dict[str, str], name: str | None) -> None:
+    found = probe.cpu_target(flags, environment, "x86_64")
+    assert (found.name if found else None) == name
+    assert probe.cpu_target(flags, environment, "aarch64") is None
+
+
+def cpu(**changes: Any) -> dict[str, Any]:
+    data = targets.load("x86-64-avx512").as_dict(sources=True) | changes
+    return {key: value for key, value in data.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"kind": None}, "`kind`: missing"),
+        ({"machine": "riscv64"}, "`machine`: must be one of x86_64, not 'riscv64'"),
+        ({"vec_isa": ""}, "`vec_isa`: must be a non-empty string"),
+        ({"cpu_capability": "avx512"}, "`cpu_capability`: must be one of AVX2, AVX512, not 'avx512'"),
+        ({"flags": "avx2"}, "`flags`: must be a list of flags, not 'avx2'"),
+        ({"flags": []}, "`flags`: must be a list of flags, not []"),
+        ({"flags": ["avx2", "-mfma"]}, "`flags`: '-mfma' is no flag of /proc/cpuinfo"),
+        ({"flags": ["fma", "avx2"]}, "`flags`: must be sorted, each once"),
+        ({"sm_count": 132}, "`sm_count`: unknown key"),
+        ({"sources": {"vec_isa flags": "torch"}}, "`cpu_capability`: has no line in [sources]"),
+    ],
+)
+def test_malformed_cpu_target_names_the_key(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(TargetFileError) as caught:
+        targets.from_mapping(cpu(**changes), where="some/file.toml")
+    assert [found for found in caught.value.problems if problem in found], caught.value.problems
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("name", CPU_NAMES)
+def test_cpu_toml_round_trip(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.toml"
+    path.write_text(probe.to_toml(CPUS[name]), encoding="utf-8")
+    again = targets.load_file(path)
+    assert again == CPUS[name]
+    assert again.sources == CPUS[name].sources
+    assert set(again.sources) == {"vec_isa", "cpu_capability", "flags"}
+
+
+def test_a_cpu_cannot_be_pretended() -> None:
+    assert targets.load_gpu("h200") == SHIPPED["h200"]
+    with pytest.raises(UsageError, match="`x86-64-amx` is a CPU, which is never pretended"):
+        targets.load_gpu("x86-64-amx")
+
+
+def test_probe_names_the_cpu(
+    gpus: list[host.Gpu], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_cpu_flags", lambda: ZEN4)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    assert run("probe") == 0
+    assert capsys.readouterr().out == "# No GPU.\n\n# The CPU is of the shipped target x86-64-avx512.\n"
+    assert run("probe", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"cpu": "x86-64-avx512", "gpus": []}
+    monkeypatch.setattr(probe, "_cpu_flags", lambda: ["sse2"])
+    with pytest.raises(NotFoundError, match="No GPU to probe"):
+        run("probe")

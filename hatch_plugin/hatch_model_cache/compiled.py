@@ -18,7 +18,7 @@ from model_cache.errors import CompileError
 from . import artifacts, cubin
 from .recipe import Recipe
 from .source import source_of
-from .targets import Target
+from .targets import AnyTarget, CpuTarget, Target
 
 RESULT_KEYS = (
     *("architectures", "artifacts", "engine", "factors", "host_answers", "kernels", "measured"),
@@ -107,7 +107,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
     artifacts.write(out, document)
 
 
-def _problems(recipe: Recipe, rank: RankResult, target: Target) -> Iterator[str]:
+def _problems(recipe: Recipe, rank: RankResult, target: AnyTarget) -> Iterator[str]:
     models, saved = rank.result["models"], rank.result["saved"]
     if not saved or saved < models:
         yield f"{rank}: the engine saved {saved} of the {models} models it compiles"
@@ -131,12 +131,18 @@ def _problems(recipe: Recipe, rank: RankResult, target: Target) -> Iterator[str]
             yield f"{rank}: the artifact of {prefix} is missing (the engine's log says why it could not be saved)"
             continue
         yield from (f"{rank}: leftover file {p.name} beside {prefix}" for p in path.parent.iterdir() if p != path)
-        yield from (f"{rank}: {prefix}: {problem}" for problem in _kernel_problems(path.read_bytes(), target, known))
+        code = _no_native_code(artifact) if isinstance(target, CpuTarget) else _kernel_problems(path, target, known)
+        yield from (f"{rank}: {prefix}: {problem}" for problem in code)
 
 
-def _kernel_problems(data: bytes, target: Target, known: set[str]) -> Iterator[str]:
+def _no_native_code(artifact: Mapping[str, Any]) -> Iterator[str]:
+    if not any("shared-object" in file["contains"] for file in artifact["beside"]):
+        yield "no shared object beside the artifact: an engine would load it and compile all kernels"
+
+
+def _kernel_problems(path: Path, target: Target, known: set[str]) -> Iterator[str]:
     """What is wrong with the kernels inside an artifact; they are found by their ELF headers, nothing is unpickled."""
-    shipped = list(cubin.embedded(data))
+    shipped = list(cubin.embedded(path.read_bytes()))
     if not shipped:
         yield "no GPU kernel in the artifact"
     wrong = Counter(cubin.architecture(c) for c in shipped)

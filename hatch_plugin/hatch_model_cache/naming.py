@@ -30,7 +30,7 @@ class NamedTarget(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def sm(self) -> str: ...
+    def architecture(self) -> str: ...
 
 
 def slug(text: str) -> str:
@@ -57,13 +57,14 @@ def hardware_name(targets: Sequence[NamedTarget]) -> str | None:
     """
     if len(targets) == 1:
         return targets[0].name
-    architectures = {target.sm for target in targets}
+    architectures = {target.architecture for target in targets}
     return architectures.pop() if len(architectures) == 1 else None
 
 
-def distribution_name(model: str, hardware: str, *, with_org: bool = False) -> str:
-    """`model-cache-<model>-<hardware>`, the only name a recipe's project may have."""
-    return f"{PREFIX}{model_slug(model, with_org=with_org)}-{hardware}"
+def distribution_name(model: str, hardware: str, *, variant: str | None = None, with_org: bool = False) -> str:
+    """`model-cache-<model>[-<variant>]-<hardware>`, the only name a recipe's project may have."""
+    parts = (model_slug(model, with_org=with_org), variant, hardware)
+    return PREFIX + "-".join(part for part in parts if part)
 
 
 def same_project(one: str, other: str) -> bool:

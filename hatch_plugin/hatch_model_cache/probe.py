@@ -1,19 +1,23 @@
-"""This host's GPUs as targets, and how they differ from the shipped ones."""
+"""This host's GPUs as targets, and how they differ from the shipped ones; which kind of CPU it has."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import platform
 import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_model_cache.targets import DATA_FIELDS, Target, from_mapping, load_all
+from hatch_model_cache.targets import DATA_FIELDS, AnyTarget, CpuTarget, Target, gpu, load_all, load_gpus
 from model_cache.errors import NotFoundError
 
 if TYPE_CHECKING:
     from model_cache.host import Gpu
 
-__all__ = ["differences", "name_for", "probe_host", "shipped_like", "to_toml"]
+__all__ = ["cpu_target", "differences", "name_for", "probe_host", "shipped_like", "to_toml"]
 
 
 def probe_host() -> list[Target]:
@@ -36,6 +40,38 @@ def probe_host() -> list[Target]:
     return [_target(gpu) for gpu in found.gpus]
 
 
+def cpu_target(
+    flags: Collection[str] | None = None, environment: Mapping[str, str] = os.environ, machine: str | None = None
+) -> CpuTarget | None:
+    """Return the shipped target that this host's CPU is, the most capable of those whose flags it has; None if none.
+
+    ``ATEN_CPU_CAPABILITY=avx2`` makes any CPU one for AVX2 to torch; AVX512 and AMX are to it one capability.
+
+    Args:
+        flags: what the kernel says that the CPU can; of /proc/cpuinfo by default.
+        environment: what the engine will be started with.
+        machine: as ``os.uname`` says it.
+    """
+    flags = _cpu_flags() if flags is None else flags
+    machine = machine or platform.machine()
+    limit = environment.get("ATEN_CPU_CAPABILITY", "").upper()
+    fitting = [
+        target
+        for target in load_all().values()
+        if isinstance(target, CpuTarget)
+        and target.machine == machine
+        and set(target.flags) <= set(flags)
+        and limit in ("", target.cpu_capability)
+    ]
+    return max(fitting, key=lambda target: len(target.flags), default=None)
+
+
+def _cpu_flags() -> list[str]:
+    """Flags of the first CPU in /proc/cpuinfo."""
+    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
+    return found[1].split() if found else []
+
+
 def differences(probed: Target, shipped: Target) -> list[tuple[str, Any, Any]]:
     """Return ``(field, shipped value, probed value)`` for each field of the device that differs."""
     return [
@@ -47,10 +83,10 @@ def differences(probed: Target, shipped: Target) -> list[tuple[str, Any, Any]]:
 
 def shipped_like(device_name: str) -> Target | None:
     """Return the shipped target with this device name, if there is one."""
-    return next((target for target in load_all().values() if target.device_name == device_name), None)
+    return next((target for target in load_gpus().values() if target.device_name == device_name), None)
 
 
-def to_toml(target: Target) -> str:
+def to_toml(target: AnyTarget) -> str:
     """Return ``target`` as the text of a target file; reading it back gives an equal target."""
     data = target.as_dict()
     lines = [f"{key} = {_toml(value)}" for key, value in data.items()]
@@ -76,14 +112,14 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _target(gpu: Gpu) -> Target:
+def _target(found: Gpu) -> Target:
     """The fields of ``Gpu`` are those of a target file but for name, kind and sources."""
-    shipped = shipped_like(gpu.device_name)
-    return from_mapping(
+    shipped = shipped_like(found.device_name)
+    return gpu.from_mapping(
         {
-            "name": shipped.name if shipped else name_for(gpu.device_name),
+            "name": shipped.name if shipped else name_for(found.device_name),
             "kind": "gpu",
-            **dataclasses.asdict(gpu),
+            **dataclasses.asdict(found),
             "sources": {" ".join(DATA_FIELDS): "cuDeviceGetAttribute on one host"},
         },
         where="of this host",

@@ -15,7 +15,7 @@ from model_cache.errors import UsageError
 from . import naming
 
 if TYPE_CHECKING:
-    from .targets import Target
+    from .targets import AnyTarget
 
 __all__ = ["HOOK", "WHERE", "Option", "Recipe", "config_files", "options", "options_table"]
 
@@ -74,6 +74,12 @@ class Recipe:
     hardware: str | None = _option(
         "string", "Hardware in the distribution's name, for targets of several architectures", default=None
     )
+    variant: str | None = _option(
+        "string",
+        "Word in the distribution's name that tells recipes of one model and hardware apart, which differ in "
+        "`serve-args` or `environment`",
+        default=None,
+    )
     project_dir: Path = field(default=Path(), compare=False, repr=False)
     """Where `pyproject.toml` is; no option."""
 
@@ -92,7 +98,7 @@ class Recipe:
         """Absolute path of the directory with config.json; None when it is to be fetched."""
         return None if self.config is None else (self.project_dir / self.config).resolve()
 
-    def load_targets(self) -> tuple[Target, ...]:
+    def load_targets(self) -> tuple[AnyTarget, ...]:
         """The targets' data, in the recipe's order."""
         from . import targets
 
@@ -104,7 +110,7 @@ class Recipe:
         hardware = self.hardware or naming.hardware_name(self.load_targets())
         if hardware is None:  # parse() has refused this
             raise UsageError("These targets need the option `hardware`: they are of several architectures.")
-        return naming.distribution_name(self.model, hardware, with_org=self.name_with_org)
+        return naming.distribution_name(self.model, hardware, variant=self.variant, with_org=self.name_with_org)
 
     @property
     def data_package(self) -> str:
@@ -130,6 +136,8 @@ class Recipe:
 
     def warnings(self) -> list[str]:
         """What a build should say aloud: nothing wrong, and likely to surprise on the serving host."""
+        from . import targets
+
         found = []
         if self.config is None and self.revision is None:
             found.append(
@@ -137,7 +145,7 @@ class Recipe:
                 "so the same recipe may give another wheel tomorrow."
             )
         for target in self.load_targets():
-            if target.unverified:
+            if isinstance(target, targets.Target) and target.unverified:
                 found.append(
                     f"target {target.name}: no public source confirms {', '.join(target.unverified)}; "
                     "compare with `model-cache targets probe` on such a GPU."

@@ -30,7 +30,7 @@ MAX_CONFIG_BYTES = 64 << 20
 
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9]+([.][a-z0-9]+)*)?")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HARDWARE = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
+_WORD = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 
 
 def check(table: Mapping[str, Any], where: str, project: Path) -> tuple[dict[str, Any], list[str]]:
@@ -66,9 +66,11 @@ class _Checker:
             "environment": self.environment(),
             "python": self.string("python", check=_python_problem),
             "name_with_org": self.boolean("name-with-org"),
-            "hardware": self.string("hardware", check=_hardware_problem),
+            "hardware": self.string("hardware", check=_word_problem),
+            "variant": self.string("variant", check=_word_problem),
         }
         self.config(values["config"], model)
+        self.kinds(values["engine"], values["targets"])
         self.hardware(values["targets"], values["hardware"])
         self.serve_args(values["serve_args"], values["served_as"], values["revision"])
         return values
@@ -149,13 +151,31 @@ class _Checker:
         if text:
             self.problem("config", text)
 
+    def kinds(self, engine: str | None, names: tuple[str, ...]) -> None:
+        """An engine runs on GPUs or on CPUs; and native code can be built for the one CPU that is there."""
+        kinds = {name: targets.load(name).kind for name in names}
+        if engine is not None:
+            wanted = engines.adapter(engine.partition("==")[0]).KIND
+            others = " or ".join(name for name in engines.NAMES if wanted != engines.adapter(name).KIND)
+            for name, kind in kinds.items():
+                if kind != wanted:
+                    has, needs = kind.upper(), f"{wanted.upper()}s"
+                    self.problem(
+                        "targets",
+                        f"{name!r} is a {has}, and {engine} runs on {needs}; give {others} or a {wanted.upper()}.",
+                    )
+        if list(kinds.values()).count("cpu") > 1:
+            self.problem(
+                "targets", "holds several CPUs: a build compiles for the CPU it runs on, so one recipe has one."
+            )
+
     def hardware(self, names: tuple[str, ...], hardware: str | None) -> None:
         known = [targets.load(name) for name in names]
         if not known or len(known) < len(self.table["targets"]):
             return  # reported already
         natural = naming.hardware_name(known)
         if natural is None and hardware is None and "hardware" not in self.table:
-            architectures = ", ".join(f"{target.name} is {target.sm}" for target in known)
+            architectures = ", ".join(f"{target.name} is {target.architecture}" for target in known)
             self.problem(
                 "hardware",
                 f'is required for several architectures ({architectures}): say it, like "a100-h100".',
@@ -236,9 +256,10 @@ def _python_problem(python: str) -> str | None:
     return None
 
 
-def _hardware_problem(hardware: str) -> str | None:
-    if not _HARDWARE.fullmatch(hardware):
-        return f'must be words of [a-z0-9] joined by "-" or ".", not {hardware!r}.'
+def _word_problem(word: str) -> str | None:
+    """Of a part of the distribution's name."""
+    if not _WORD.fullmatch(word):
+        return f'must be words of [a-z0-9] joined by "-" or ".", not {word!r}.'
     return None
 
 

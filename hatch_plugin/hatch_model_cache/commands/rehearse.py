@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if not arguments.engine_command:
         raise UsageError("give the engine's command line after --: model-cache rehearse --target NAME -- vllm serve …")
-    target = targets.load(arguments.target)
+    target = targets.load_gpu(arguments.target)
     with tempfile.TemporaryDirectory(prefix="model-cache-rehearsal-root-") as scratch:
         # a cache root of its own: a rehearsal that misses compiles, and must leave nothing where servers look
         adapter = engines.adapter(check.parse_command(arguments.engine_command).engine)

@@ -1,13 +1,15 @@
-"""``model-cache targets``: list and show the shipped GPUs, and describe this host's."""
+"""``model-cache targets``: list and show the shipped GPUs and CPUs, and describe this host's."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from model_cache.console import print_json
+from model_cache.errors import NotFoundError
 
 if TYPE_CHECKING:
     from hatch_model_cache.targets import Target
@@ -20,12 +22,12 @@ _JSON_HELP = "print one JSON object"
 def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Register ``targets`` and its subcommands; each sets ``run``, which takes the Namespace and returns 0.
 
-    Errors are left to the caller: UnknownTarget (exit 2), NotFoundError (exit 5, no GPU to probe).
+    Errors are left to the caller: UnknownTarget (exit 2), NotFoundError (exit 5, neither GPU nor a known CPU to probe).
     """
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "targets",
-        help="list, show or probe the GPUs a cache can be built for",
-        description="A target is a GPU model as data: what its driver answers while an engine compiles. "
+        help="list, show or probe the GPUs and CPUs a cache can be built for",
+        description="A target is a GPU model, as what its driver answers while an engine compiles, or a kind of CPU. "
         "Without a subcommand the shipped targets are listed.",
     )
     _add_json(parser)
@@ -38,7 +40,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
         commands,
         "probe",
         _probe,
-        "print this host's GPU as a target file, with its differences from the shipped target",
+        "print this host's GPU as a target file, with its differences from the shipped one, and name its CPU's target",
     )
 
 
@@ -60,11 +62,13 @@ def _wants_json(arguments: argparse.Namespace) -> bool:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from hatch_model_cache.targets import load_all
+    from hatch_model_cache.targets import CpuTarget, Target, load_all
 
-    targets = list(load_all().values())
+    targets = load_all().values()
     if _wants_json(arguments):
         return print_json({"targets": [target.as_dict() for target in targets]})
+    gpus = [target for target in targets if isinstance(target, Target)]
+    cpus = [target for target in targets if isinstance(target, CpuTarget)]
     header = ("NAME", "DEVICE NAME", "CC", "SMS", "MEMORY GIB", "UNVERIFIED")
     rows = [
         (
@@ -75,16 +79,24 @@ def _list(arguments: argparse.Namespace) -> int:
             f"{target.total_memory / 2**30:.1f}",
             str(len(target.unverified)) if target.unverified else "-",
         )
-        for target in targets
+        for target in gpus
     ]
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    for row in [header, *rows]:
+    _print_table([header, *rows])
+    _print("")
+    titles = ("NAME", "VECTORIZED FOR", "CAPABILITY", "FLAGS")
+    _print_table([titles, *((t.name, t.vec_isa, t.cpu_capability, str(len(t.flags))) for t in cpus)])
+    return 0
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns of text; the first two to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
         cells = [
             cell.ljust(width) if column < 2 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         _print("  ".join(cells).rstrip())
-    return 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -99,12 +111,22 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
-    from hatch_model_cache.probe import probe_host
+    from hatch_model_cache.probe import cpu_target, probe_host
 
-    counts = Counter(probe_host())
+    cpu = cpu_target()
+    try:
+        counts = Counter(probe_host())
+    except NotFoundError:
+        if cpu is None:
+            raise
+        counts = Counter()
     if _wants_json(arguments):
-        return print_json({"gpus": [_as_json(target, count) for target, count in counts.items()]})
-    _print("\n\n".join(_as_text(target, count) for target, count in counts.items()))
+        found = [_as_json(target, count) for target, count in counts.items()]
+        return print_json({"cpu": cpu.name if cpu else None, "gpus": found})
+    parts = [_as_text(target, count) for target, count in counts.items()]
+    parts += [] if counts else ["# No GPU."]
+    parts.append(f"# The CPU is of the shipped target {cpu.name}." if cpu else "# The CPU is of no shipped target.")
+    _print("\n\n".join(parts))
     return 0
 
 

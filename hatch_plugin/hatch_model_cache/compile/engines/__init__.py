@@ -4,9 +4,12 @@ An adapter is a module that imports nothing but the standard library until one o
 build side can ask it for facts. It has:
 
 - ``VERSIONS``: the engine's versions it was checked on;
+- ``KIND``: of the targets it runs on, ``"gpu"`` or ``"cpu"``;
 - ``environment(cache_root)``: variables that send the engine's cache there, and are in no key;
 - ``rules(version)``: what must be equal although the engine's key does not hold it (`rule.Rule`);
 - ``expected_ranks(arguments)``: names of the per-rank directories an engine started with these arguments looks for;
+- ``SERVER_ONLY``: arguments of its ``serve`` that are in no key and belong to one host, not into a recipe;
+- ``pins(target, arguments)``: defaults that depend on the target, to be spelled out in a recipe;
 - and, inside the engine's interpreter: ``versions``, ``host_answers``, ``parse``, ``ranks``, ``create_config``,
   ``compile_rank``, ``look_up_keys``, ``why_nothing``, ``flags``,
   ``options``. See `vllm` for what they take and return.

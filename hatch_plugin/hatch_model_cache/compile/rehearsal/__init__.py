@@ -68,7 +68,7 @@ class _Watch(importlib.abc.MetaPathFinder):
         from hatch_model_cache import targets
         from hatch_model_cache.compile.pretend import Pretence
 
-        self._pretence = Pretence(targets.load(self._target))
+        self._pretence = Pretence(targets.load_gpu(self._target))
         self._pretence.before_engine_import(Path(tempfile.mkdtemp(prefix="model-cache-rehearsal-")))
 
     def _platform(self, _: str) -> None:
