@@ -42,6 +42,10 @@ def test_the_example_of_the_documentation() -> None:
     assert naming.data_package(name) == "model_cache_llama_3_1_8b_instruct_h100_sxm5_80gb"
 
 
+def test_a_variant_stands_between_model_and_hardware() -> None:
+    assert naming.distribution_name("org/M", "h200", variant="long") == "model-cache-m-long-h200"
+
+
 def test_names_are_compared_as_an_index_does() -> None:
     assert naming.same_project("model-cache-foo.bar-sm90", "Model_Cache-foo-bar-sm90")
     assert not naming.same_project("model-cache-foo-sm90", "model-cache-foo-sm80")

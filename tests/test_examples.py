@@ -1,18 +1,16 @@
-"""The templates are right as they stand."""
+"""The examples are right as they stand."""
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from hatch_model_cache.recipe import options
 from hatch_model_cache.recipe_file import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECTS = [ROOT / "templates" / "recipe", ROOT / "examples" / "llama-tiny", ROOT / "examples" / "llama-3.1-8b"]
+PROJECTS = [ROOT / "examples" / "llama-tiny", ROOT / "examples" / "llama-3.1-8b"]
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name)
@@ -21,9 +19,3 @@ def test_a_recipe_shipped_here_can_be_built_as_it_is(project: Path) -> None:
     named = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))["project"]["name"]
     assert recipe.distribution_name == named
     assert not [warning for warning in recipe.warnings() if "serve-args" in warning]
-
-
-def test_the_template_shows_every_option() -> None:
-    text = (ROOT / "templates" / "recipe" / "pyproject.toml").read_text("utf-8")
-    table = text.partition("[tool.hatch.build.hooks.model-cache]")[2]
-    assert set(re.findall(r"^(?:# )?([a-z-]+) = ", table, re.MULTILINE)) == {option.key for option in options()}

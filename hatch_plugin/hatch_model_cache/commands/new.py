@@ -1,0 +1,196 @@
+"""`model-cache new`: a recipe project from the command that serves the model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model_cache.console import Parser, print_json
+from model_cache.errors import UsageError
+from model_cache.names import printable
+
+if TYPE_CHECKING:
+    from hatch_model_cache.scaffold import Project
+
+_DESCRIPTION = """\
+Make a recipe project that builds as it is: put `model-cache new --target NAME
+--engine NAME==VERSION --` before the command that serves the model. Defaults that
+depend on the GPU are spelled out where they are certain. Nothing is overwritten,
+and nothing is asked of the engine, the Hub or an index."""
+
+
+def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Register ``new``."""
+    parser = commands.add_parser(
+        "new",
+        help="make a recipe project from the command that serves the model",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.usage = "model-cache new [DIR] --target NAME --engine NAME==VERSION [options] -- vllm serve MODEL …"
+    add_arguments(parser)
+    parser.set_defaults(run=_run)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of everything that makes a project from a serve command."""
+    from hatch_model_cache.scaffold import PIPELINES
+
+    parser.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="new directory (default: ./ its name)")
+    parser.add_argument(
+        "--target", action="append", metavar="NAME", dest="targets", help="GPU to compile for (may be repeated)"
+    )
+    parser.add_argument("--engine", metavar="NAME==VERSION", help="what will load the cache: vllm==0.33.0")
+    parser.add_argument(
+        "--config", metavar="DIR", help="directory with config.json (default: MODEL if it is one, else the Hub's)"
+    )
+    parser.add_argument("--revision", metavar="COMMIT", help="the model's commit on the Hub")
+    parser.add_argument(
+        "--served-as", action="append", metavar="NAME", help="another model string that it is served under"
+    )
+    parser.add_argument(
+        "--env", action="append", metavar="NAME=VALUE", default=[], help="what the serving host sets (may be repeated)"
+    )
+    parser.add_argument("--variant", metavar="WORD", help="word in the name, for several recipes of one model")
+    parser.add_argument("--hardware", metavar="WORD", help="hardware in the name, for targets of several architectures")
+    parser.add_argument("--name-with-org", action="store_true", help="keep the model's organisation in the name")
+    parser.add_argument("--version", default="1.0.0", metavar="VERSION", help="the project's version (1.0.0)")
+    parser.add_argument(
+        "--with",
+        action="append",
+        metavar="NAME,…",
+        dest="pipelines",
+        default=[],
+        help=f"add pipelines: {', '.join(PIPELINES)}",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, say what would be made, write nothing"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from hatch_model_cache import scaffold
+
+    project, dropped = asked_project(arguments)
+    directory: Path = arguments.directory or Path(project.name)
+    files = project.files()
+    if arguments.dry_run:
+        scaffold.require_unused(directory)
+    else:
+        scaffold.write(files, directory)
+    notes = [*project.notes, *(f"left out, no key holds it: {flag}" for flag in dropped)]
+    answer = {
+        "name": project.name,
+        "version": project.version,
+        "directory": str(directory),
+        "files": list(files),
+        "written": not arguments.dry_run,
+        "notes": notes,
+        "warnings": project.recipe.warnings(),
+    }
+    tell(arguments, answer)
+    return 0
+
+
+def tell(arguments: argparse.Namespace, answer: dict[str, Any]) -> None:
+    """Print what was made, or would be."""
+    if arguments.json:
+        print_json(answer)
+    elif not arguments.quiet:
+        done = "made" if answer["written"] else "would make"
+        lines = [f"{done} {answer['name']} {answer['version']} in {answer['directory']}: {', '.join(answer['files'])}"]
+        lines += [f"note: {note}" for note in answer["notes"]]
+        lines += [f"warning: {warning}" for warning in answer["warnings"]]
+        sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
+
+
+def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ...]]:
+    """The project that the arguments ask for, and the flags of the command that were left out.
+
+    Raises UsageError with every problem.
+    """
+    from hatch_model_cache import scaffold, serve_line
+
+    problems: list[str] = []
+    try:
+        line = serve_line.read(arguments.engine_command)
+    except UsageError as error:
+        line = None
+        problems.append(error.message)
+    environment = {**(line.environment if line else {}), **_variables(arguments.env, problems)}
+    pipelines = _pipelines(arguments.pipelines, problems)
+    if arguments.directory is not None:
+        _add(problems, lambda: scaffold.require_unused(arguments.directory))
+    model = line.model if line else None
+    local = serve_line.local_config(model) if model else None
+    served = dict.fromkeys([*([model] if model else []), *(arguments.served_as or [])])
+    table: dict[str, Any] = {
+        "engine": arguments.engine,
+        "model": model,
+        "revision": arguments.revision or _revision(line.arguments if line else ()),
+        "config": arguments.config or (str(local) if local else None),
+        "served-as": list(served) or None,
+        "targets": list(dict.fromkeys(arguments.targets or [])) or None,
+        "serve-args": list(line.arguments) if line else [],
+        "environment": environment,
+        "name-with-org": arguments.name_with_org,
+        "hardware": arguments.hardware,
+        "variant": arguments.variant,
+    }
+    words = scaffold.option_words()
+    recipe, found = scaffold.checked(table, words, where=Path.cwd(), version=arguments.version)
+    # what is wrong for want of a command was said already
+    problems += [text for text in found if line is not None or not text.startswith(words["model"])]
+    if line is not None and recipe is not None and recipe.engine_name != line.engine:
+        problems.append(f"--engine: is {arguments.engine}, and the command starts {line.engine}.")
+    if problems or line is None or recipe is None:
+        raise UsageError("No project can be made:", problems)
+    pins = serve_line.pins(line.engine, recipe.targets, line.arguments)
+    table["serve-args"] += pins.arguments
+    recipe, found = scaffold.checked(table, words, where=Path.cwd(), version=arguments.version)
+    assert recipe is not None, found
+    return scaffold.Project(
+        recipe=recipe, version=arguments.version, notes=pins.notes, pipelines=pipelines
+    ), line.dropped
+
+
+def _add(problems: list[str], check: Any) -> None:
+    try:
+        check()
+    except UsageError as error:
+        problems.append(error.message)
+
+
+def _variables(pairs: Sequence[str], problems: list[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if equals and name:
+            found[name] = value
+        else:
+            problems.append(f"--env: must be NAME=value, not {printable(pair)!r:.100}.")
+    return found
+
+
+def _pipelines(given: Sequence[str], problems: list[str]) -> tuple[str, ...]:
+    from hatch_model_cache.scaffold import PIPELINES
+
+    names = [name for item in given for name in item.split(",") if name]
+    unknown = [name for name in names if name not in PIPELINES]
+    if unknown:
+        problems.append(f"--with: no {printable(', '.join(unknown))}; there are {', '.join(PIPELINES)}.")
+    return tuple(name for name in PIPELINES if name in names)
+
+
+def _revision(arguments: Sequence[str]) -> str | None:
+    """The value of the command's own --revision, which a recipe's must equal."""
+    for index, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag == "--revision":
+            return value if equals else "".join(arguments[index + 1 : index + 2])
+    return None

@@ -1,0 +1,102 @@
+"""The command an engine is served with, read for a recipe: its model, what belongs into `serve-args`, what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from model_cache.errors import UsageError
+
+from . import check, targets
+from .compile import engines
+
+
+@dataclass(frozen=True)
+class ServeLine:
+    """`vllm serve MODEL …` in its parts."""
+
+    engine: str
+    model: str
+    arguments: tuple[str, ...]
+    """What belongs into a recipe's `serve-args`."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that were set in the command, before the engine."""
+    dropped: tuple[str, ...] = ()
+    """Arguments that were left out: they are in no key, and belong to one host."""
+
+
+def read(words: Sequence[str]) -> ServeLine:
+    """Take a serve command apart.
+
+    Raises UsageError if it is none, or its model stands neither first nor behind ``--model``.
+    """
+    command = check.parse_command(words)
+    model, rest = _model(command.engine, list(command.arguments))
+    kept, dropped = _without(rest, engines.adapter(command.engine).SERVER_ONLY)
+    return ServeLine(command.engine, model, tuple(kept), dict(command.environment), tuple(dropped))
+
+
+def _model(engine: str, arguments: list[str]) -> tuple[str, list[str]]:
+    if not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    for index, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag == "--model":
+            end = index + (1 if equals else 2)
+            model = value if equals else "".join(arguments[index + 1 : end])
+            if model:
+                return model, arguments[:index] + arguments[end:]
+    raise UsageError(f"give the model right after `{engine} serve`, before its options")
+
+
+def _without(arguments: Sequence[str], unwanted: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without these flags and their values, and the flags that were there."""
+    kept: list[str] = []
+    dropped: list[str] = []
+    dropping = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            flag = argument.partition("=")[0].replace("_", "-")
+            dropping = flag in unwanted
+            if dropping:
+                dropped.append(flag)
+        if not dropping:
+            kept.append(argument)
+    return kept, dropped
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Defaults that depend on the GPU, spelled out."""
+
+    arguments: tuple[str, ...]
+    """To be added to `serve-args`."""
+    notes: tuple[str, ...]
+    """What was pinned, or why not, in words."""
+
+
+def pins(engine: str, names: Sequence[str], arguments: Sequence[str]) -> Pins:
+    """What the engine would take by itself on these targets; only where all of them agree.
+
+    names: of targets that exist.
+    """
+    found = {name: engines.adapter(engine).pins(targets.load(name).as_dict(), arguments) for name in names}
+    first = found[names[0]]
+    if any(other != first for other in found.values()):
+        each = "; ".join(f"{name} {' '.join(_flat(values))}" for name, values in found.items())
+        return Pins((), (f"the targets have different defaults, choose one for all: {each}",))
+    if not first:
+        return Pins((), ())
+    where = names[0] if len(names) == 1 else "these targets"
+    return Pins(_flat(first), (f"{' '.join(_flat(first))} spelled out: what `{engine} serve` takes on {where}",))
+
+
+def _flat(values: dict[str, str]) -> tuple[str, ...]:
+    return tuple(word for pair in values.items() for word in pair)
+
+
+def local_config(model: str) -> Path | None:
+    """The model's own directory, if it is one here and holds a config.json."""
+    directory = Path(model)
+    return directory if (directory / "config.json").is_file() else None
