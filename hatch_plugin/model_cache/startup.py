@@ -108,7 +108,7 @@ def _deploy_installed(wheels: Sequence[Installed], root_path: str, identity: str
                 )
                 say(messages[-1], alarm=True)
         except MismatchError as error:
-            settled = settled and not (host and host.gpus.failed)
+            settled = settled and not (host and host.hardware.failed)
             messages.append(": ".join(filter(None, [error.message, "; ".join(error.problems)])))
             say(messages[-1], alarm=True)
         except DeadlineError:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from model_cache import fit
 from model_cache.discovery import Installed
 from model_cache.errors import ModelCacheError
-from model_cache.host import Host, read_versions
+from model_cache.host import Host, read_host
 from model_cache.manifest import Engine
 from model_cache.payload import InstalledPayload
 from model_cache.strict_json import MAX_INTEGER
@@ -47,7 +47,7 @@ class Summarizer:
         """See `Summary.stale`. Raises KeyError, TypeError for a manifest of another form."""
         engine = Engine(**document["engine"])  # type: ignore[arg-type]
         if engine.name not in self._hosts:
-            self._hosts[engine.name] = read_versions(engine.name)
+            self._hosts[engine.name] = read_host(engine.name)
         return tuple(str(difference) for difference in fit.outdated(engine, self._hosts[engine.name]))
 
     def summarize(self, wheel: Installed) -> Summary:
