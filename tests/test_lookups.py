@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from model_cache import lookups, on_import, state, status
+from model_cache import lookups, on_import, state, status, watch
 from model_cache.root import Root
 from model_cache.state import DeployedEntry, DeployedFile, State
 
@@ -85,7 +85,7 @@ def report(root: Path) -> status.Report:
 def test_a_hit_is_returned_recorded_and_told(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
     deployed(tmp_path)
     module = engine(counter, loaded := object())
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     assert look_up(module, tmp_path) is loaded
     [(line, alarm)] = log.lines
     assert line.startswith("hit backbone rank 0_0 in 0.0 s (built for h100-sxm5-80gb)")
@@ -100,10 +100,10 @@ def test_a_hit_is_returned_recorded_and_told(tmp_path: Path, counter: SimpleName
 def test_a_miss_is_told_and_makes_no_wheel_used(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
     deployed(tmp_path)
     module = engine(counter, None)
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     assert look_up(module, tmp_path, "cd" * 32) is None
     [(line, alarm)] = log.lines
-    assert line.startswith("miss backbone rank 0_0: no wheel has key cdcdcdcdcdcd")
+    assert line.startswith("miss backbone rank 0_0: no installed wheel is for this engine; `model-cache check` says")
     assert alarm
     found = report(tmp_path)
     assert not found.wheels[0].used
@@ -113,7 +113,7 @@ def test_a_miss_is_told_and_makes_no_wheel_used(tmp_path: Path, counter: SimpleN
 def test_a_model_without_compiled_parts_is_no_use(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
     deployed(tmp_path)
     module = engine(counter, object(), parts=0)
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     look_up(module, tmp_path)
     assert "runs uncompiled" in log.lines[0][0]
     assert log.lines[0][1]
@@ -122,7 +122,7 @@ def test_a_model_without_compiled_parts_is_no_use(tmp_path: Path, counter: Simpl
 
 def test_what_the_engine_raises_goes_through(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
     module = engine(counter, RuntimeError("forced"))
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     with pytest.raises(RuntimeError, match="forced"):
         look_up(module, tmp_path)
     assert [f.hit for f in report(tmp_path).misses] == [False]
@@ -131,7 +131,7 @@ def test_what_the_engine_raises_goes_through(tmp_path: Path, counter: SimpleName
 def test_a_record_that_cannot_be_written_breaks_nothing(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
     (tmp_path / "root").write_text("a file")
     module = engine(counter, loaded := object())
-    lookups.wrap(module, str(tmp_path / "root"), log)
+    watch.wrap(module, str(tmp_path / "root"), log)
     assert look_up(module, tmp_path) is loaded
     assert "could not be recorded" in log.lines[0][0]
 
@@ -140,7 +140,7 @@ def test_a_record_that_is_a_fifo_holds_nothing_up(tmp_path: Path, counter: Simpl
     (tmp_path / ".model-cache").mkdir()
     os.mkfifo(tmp_path / ".model-cache" / lookups.LOOKUPS)
     module = engine(counter, loaded := object())
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     assert look_up(module, tmp_path) is loaded
 
 
@@ -149,7 +149,7 @@ def test_a_log_that_fails_does_not_reach_the_engine(tmp_path: Path, counter: Sim
         raise BrokenPipeError
 
     module = engine(counter, loaded := object())
-    lookups.wrap(module, str(tmp_path), say)
+    watch.wrap(module, str(tmp_path), say)
     assert look_up(module, tmp_path) is loaded
 
 
@@ -157,15 +157,15 @@ def test_an_engine_with_another_function_is_left_alone(tmp_path: Path, log: Log)
     module = ModuleType(on_import.MODULE)
     module._try_load_aot_compiled_fn = lambda model: None  # type: ignore[attr-defined]
     before = module._try_load_aot_compiled_fn
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     assert module._try_load_aot_compiled_fn is before
     assert "are not recorded" in log.lines[0][0]
 
 
 def test_wrapping_twice_records_once(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
     module = engine(counter, object())
-    lookups.wrap(module, str(tmp_path), log)
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     look_up(module, tmp_path)
     with Root.open(str(tmp_path)) as root:
         assert len(lookups.read(root)) == 1
@@ -176,7 +176,7 @@ def test_the_record_is_bounded(
 ) -> None:
     monkeypatch.setattr(lookups, "MAX_BYTES", 2000)
     module = engine(counter, object())
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     for _ in range(50):
         look_up(module, tmp_path)
     assert (tmp_path / ".model-cache" / lookups.LOOKUPS).stat().st_size <= 2000
@@ -186,7 +186,7 @@ def test_the_record_is_bounded(
 
 def test_lines_that_are_none_are_left_out(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
     module = engine(counter, object())
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     look_up(module, tmp_path)
     record = tmp_path / ".model-cache" / lookups.LOOKUPS
     good = record.read_bytes()
@@ -212,7 +212,7 @@ def test_damage_and_own_directories_are_seen(tmp_path: Path) -> None:
 def test_the_command_prints_text_json_and_metrics(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
     deployed(tmp_path)
     module = engine(counter, object())
-    lookups.wrap(module, str(tmp_path), log)
+    watch.wrap(module, str(tmp_path), log)
     look_up(module, tmp_path)
 
     def command(*arguments: str) -> str:

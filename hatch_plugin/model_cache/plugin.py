@@ -37,11 +37,11 @@ def _run() -> None:
     from model_cache import discovery
 
     scan = discovery.scan(also=(ENGINE, "torch", "triton"))
-    if not scan.wheels:
+    root = _root(installed=bool(scan.wheels))
+    if root is None:
         return
-    from model_cache import location, stamp
+    from model_cache import stamp
 
-    root = location.cache_root()
     identity = stamp.identity(scan.others)
     _watch(root)
     messages = stamp.read(root, identity, scan.wheels)
@@ -52,6 +52,21 @@ def _run() -> None:
     elif _is_main_process():
         for message in messages:
             _say(message, alarm=True)
+
+
+def _root(*, installed: bool) -> str | None:
+    """The cache root; None when nothing is to be done there: no wheel is installed, and nothing was deployed."""
+    from model_cache import location
+    from model_cache.errors import UsageError
+    from model_cache.names import RESERVED
+
+    try:
+        root = location.cache_root()
+    except UsageError:
+        if installed:
+            raise
+        return None
+    return root if installed or os.path.isdir(f"{root}/{RESERVED}") else None  # noqa: PTH112
 
 
 def _watch(root: str) -> None:
@@ -65,9 +80,9 @@ def _watch(root: str) -> None:
 
 
 def _record(module: ModuleType, root: str) -> None:
-    from model_cache import lookups
+    from model_cache import watch
 
-    lookups.wrap(module, root, _say)
+    watch.wrap(module, root, _say)
 
 
 def _is_main_process() -> bool:

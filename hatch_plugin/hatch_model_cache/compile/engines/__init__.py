@@ -10,6 +10,7 @@ build side can ask it for facts. It has:
 - ``expected_ranks(arguments)``: names of the per-rank directories an engine started with these arguments looks for;
 - ``SERVER_ONLY``: arguments of its ``serve`` that are in no key and belong to one host, not into a recipe;
 - ``pins(target, arguments)``: defaults that depend on the target, to be spelled out in a recipe;
+- ``running``: a module that asks a running engine for what a look-up depends on; see `vllm_running`;
 - and, inside the engine's interpreter: ``versions``, ``host_answers``, ``parse``, ``ranks``, ``create_config``,
   ``compile_rank``, ``look_up_keys``, ``why_nothing``, ``flags``,
   ``options``. See `vllm` for what they take and return.

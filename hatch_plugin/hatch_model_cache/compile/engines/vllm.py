@@ -18,7 +18,7 @@ from typing import Any
 
 from hatch_model_cache.compile.pretend import Pretence
 
-from . import vllm_defaults, vllm_host, vllm_keys, vllm_rules, vllm_stops
+from . import vllm_defaults, vllm_host, vllm_keys, vllm_rules, vllm_running, vllm_stops
 
 VERSIONS = frozenset({"0.33.0"})
 """vLLM versions this adapter was checked on."""
@@ -27,6 +27,7 @@ KIND = "gpu"
 """Of the targets that it compiles for."""
 
 SERVER_ONLY, pins = vllm_defaults.SERVER_ONLY, vllm_defaults.pins
+running = vllm_running
 
 AOT = "torch_compile_cache/torch_aot_compile"
 """Where AOT artifacts lie under the cache root (vllm/compilation/decorators.py)."""

@@ -42,6 +42,16 @@ def host_answers() -> dict[str, str | bool | int | None]:
     return answers
 
 
+def peer_access(ranks: int) -> bool:
+    """Whether the first `ranks` GPUs reach each other over NVLink, as the engine asks before it fuses an all-reduce.
+
+    The same question as in ``vllm.distributed.device_communicators.custom_all_reduce``.
+    """
+    from vllm.platforms import current_platform as platform
+
+    return bool(platform.is_fully_connected([platform.device_id_to_physical_device_id(rank) for rank in range(ranks)]))
+
+
 def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
     """Values that decide what is compiled and are in none of vllm 0.33.0's keys, when the model is built.
 
