@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 REPOSITORY = r"(?P<id>[\w.-]+(?:/[\w.-]+)?)"
@@ -50,6 +50,13 @@ class File:
     size: int
     oid: str
     """Git's name of the content, which is also its ETag."""
+    sha256: str | None = None
+    """Of a large file, which the real Hub keeps in its large-file storage and lists by this."""
+
+    def listed(self, name: str) -> dict[str, Any]:
+        """The entry of the ``tree`` list."""
+        large = {"lfs": {"oid": self.sha256, "size": self.size, "pointerSize": 134}} if self.sha256 else {}
+        return {"type": "file", "path": name, "size": self.size, "oid": self.oid, **large}
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Repository:
             inside = len(path.parts) - len(PurePosixPath(under).parts)
             folders.update(p for p in path.parents if p.parts and str(p) != under and (recursive or inside == 2))
             if recursive or inside == 1:
-                yield {"type": "file", "path": name, "size": file.size, "oid": file.oid}
+                yield file.listed(name)
         for folder in sorted(folders):
             yield {"type": "directory", "path": str(folder), "size": 0, "oid": hashlib.sha1(bytes(folder)).hexdigest()}
 
@@ -103,6 +110,8 @@ class LoopbackHub:
         requests: everything that was asked, in order.
         endpoint: what HF_ENDPOINT must be.
     """
+
+    handler: ClassVar[type[Handler]]
 
     models: Mapping[str, Path]
     port: int = 0
@@ -128,6 +137,15 @@ class LoopbackHub:
         """The commit of a repository."""
         return self.repositories[model].sha
 
+    def at(self, name: str, revision: str) -> Repository:
+        """The files of a repository at a revision. Raises MissingError."""
+        repository = self.repositories.get(name)
+        if repository is None:
+            raise MissingError("RepoNotFound", "Repository not found")
+        if revision not in ("main", repository.sha):
+            raise MissingError("RevisionNotFound", f"Invalid rev id: {revision}")
+        return repository
+
     def served(self, model: str) -> list[str]:
         """Names of the files of `model` whose content was sent, in order, each once."""
         pattern = re.compile(rf"/{re.escape(model)}/resolve/[^/]+/(.+)")
@@ -137,7 +155,7 @@ class LoopbackHub:
         return list(dict.fromkeys(match[1] for match in found if match))
 
     def __enter__(self) -> Self:
-        handler = type("Handler", (_Handler,), {"hub": self})
+        handler = type("Handler", (self.handler,), {"hub": self})
         self._server = _Server(("127.0.0.1", self.port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="loopback hub", daemon=True)
         self._thread.start()
@@ -161,7 +179,11 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _MissingError(Exception):
+class MissingError(Exception):
+    """What is asked for is not there, or not for the one who asks; the code tells huggingface_hub which."""
+
+    status = 404
+
     def __init__(self, code: str, message: str, sha: str | None = None) -> None:
         super().__init__(message)
         self.headers = {"X-Error-Code": code, "X-Error-Message": message}
@@ -169,24 +191,27 @@ class _MissingError(Exception):
             self.headers["X-Repo-Commit"] = sha
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """Answers as the Hub does; one object for each connection."""
+
     hub: LoopbackHub
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         """Answer GET and HEAD."""
-        self._answer(b"")
+        self.answer(b"")
 
     do_HEAD = do_GET  # noqa: N815 - the base class names it so
 
     def do_POST(self) -> None:
         """Answer POST: only paths-info asks so."""
-        self._answer(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+        self.answer(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
         """Quiet: `requests` has it all."""
 
-    def _answer(self, body: bytes) -> None:
+    def answer(self, body: bytes) -> None:
+        """Answer a request with this body."""
         url = urlsplit(self.path)
         routes = (
             (rf"/api/models/{REPOSITORY}/tree/(?P<revision>[^/]+)(?:/(?P<under>.*))?", self._tree),
@@ -200,20 +225,12 @@ class _Handler(BaseHTTPRequestHandler):
                 match = re.fullmatch(pattern, url.path)
                 if match:
                     parts = {key: unquote(value) for key, value in match.groupdict().items() if value is not None}
-                    repository = self._repository(parts["id"], parts.pop("revision", "main"))
+                    repository = self.hub.at(parts["id"], parts.pop("revision", "main"))
                     route(repository, parts, parse_qs(url.query), body)
                     return
-            self._json(404, {"error": "This fake has no such page"})
-        except _MissingError as missing:
-            self._json(404, {"error": str(missing)}, missing.headers)
-
-    def _repository(self, name: str, revision: str) -> Repository:
-        repository = self.hub.repositories.get(name)
-        if repository is None:
-            raise _MissingError("RepoNotFound", "Repository not found")
-        if revision not in ("main", repository.sha):
-            raise _MissingError("RevisionNotFound", f"Invalid rev id: {revision}")
-        return repository
+            self.send_json(404, {"error": "This fake has no such page"})
+        except MissingError as missing:
+            self.send_json(missing.status, {"error": str(missing)}, missing.headers)
 
     def _info(self, repository: Repository, parts: dict[str, str], query: dict[str, list[str]], body: bytes) -> None:
         siblings: list[dict[str, Any]] = [{"rfilename": name} for name in repository.files]
@@ -221,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
             for sibling, file in zip(siblings, repository.files.values(), strict=True):
                 sibling.update(size=file.size, blobId=file.oid)
         name = parts["id"]
-        self._json(
+        self.send_json(
             200,
             {
                 "_id": hashlib.sha1(name.encode()).hexdigest()[:24],
@@ -243,22 +260,22 @@ class _Handler(BaseHTTPRequestHandler):
         recursive = query.get("recursive", ["false"])[0].lower() == "true"
         entries = list(repository.tree(parts.get("under", ""), recursive=recursive))
         if parts.get("under") and not entries:
-            raise _MissingError("EntryNotFound", f"{parts['under']} does not exist", repository.sha)
-        self._json(200, entries)
+            raise MissingError("EntryNotFound", f"{parts['under']} does not exist", repository.sha)
+        self.send_json(200, entries)
 
     def _paths_info(
         self, repository: Repository, parts: dict[str, str], query: dict[str, list[str]], body: bytes
     ) -> None:
         asked = parse_qs(body.decode()) if not body.startswith(b"{") else json.loads(body)
         entries = repository.tree("", recursive=True)
-        self._json(200, [entry for entry in entries if entry["path"] in asked.get("paths", [])])
+        self.send_json(200, [entry for entry in entries if entry["path"] in asked.get("paths", [])])
 
     def _resolve(self, repository: Repository, parts: dict[str, str], query: dict[str, list[str]], body: bytes) -> None:
         file = repository.files.get(parts["name"])
         if file is None:
-            raise _MissingError("EntryNotFound", f"Entry not found: {parts['name']}", repository.sha)
+            raise MissingError("EntryNotFound", f"Entry not found: {parts['name']}", repository.sha)
         first, last = 0, file.size - 1
-        headers = {"X-Repo-Commit": repository.sha, "ETag": f'"{file.oid}"', "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": repository.sha, "ETag": f'"{file.sha256 or file.oid}"', "Accept-Ranges": "bytes"}
         status = 200
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if wanted and int(wanted[1]) < file.size:
@@ -267,12 +284,16 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first}-{last}/{file.size}"
         with file.path.open("rb") as content:
             content.seek(first)
-            self._send(status, content.read(last - first + 1), "application/octet-stream", headers)
+            self.send_content(status, content.read(last - first + 1), "application/octet-stream", headers)
 
-    def _json(self, status: int, document: object, headers: Mapping[str, str] | None = None) -> None:
-        self._send(status, json.dumps(document).encode(), "application/json; charset=utf-8", headers or {})
+    def send_json(self, status: int, document: object, headers: Mapping[str, str] | None = None) -> None:
+        """Answer with JSON."""
+        self.send_content(status, json.dumps(document).encode(), "application/json; charset=utf-8", headers or {})
 
-    def _send(self, status: int, content: bytes, kind: str, headers: Mapping[str, str]) -> None:
+    def send_content(
+        self, status: int, content: bytes, kind: str, headers: Mapping[str, str], *, cut: int | None = None
+    ) -> None:
+        """Answer with `content` (its headers alone to HEAD) and note the request. cut: hang up after so many bytes."""
         self.hub.requests.append(Request(self.command, self.path, status))
         self.send_response(status)
         for name, value in {**headers, "Content-Type": kind, "Content-Length": str(len(content))}.items():
@@ -280,7 +301,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             with suppress(BrokenPipeError, ConnectionResetError):
-                self.wfile.write(content)
+                self.wfile.write(content[:cut])
+        self.close_connection |= cut is not None
+
+
+LoopbackHub.handler = Handler
 
 
 def main(arguments: list[str] | None = None) -> None:
