@@ -207,7 +207,11 @@ def _switch(new: Path, path: Path) -> None:
             # a file system without the exchange: for a moment there is no site
             aside = new.with_name(f"{new.name}.old")
             path.rename(aside)
-            new.rename(path)
+            try:
+                new.rename(path)
+            except BaseException:
+                aside.rename(path)
+                raise
             aside.rename(new)
         files.sync_file_system(parent)
     finally:
