@@ -157,7 +157,9 @@ class LoopbackHub:
     def __enter__(self) -> Self:
         handler = type("Handler", (self.handler,), {"hub": self})
         self._server = _Server(("127.0.0.1", self.port), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="loopback hub", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), name="loopback hub", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -196,6 +198,7 @@ class Handler(BaseHTTPRequestHandler):
 
     hub: LoopbackHub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are sent one after the other
 
     def do_GET(self) -> None:
         """Answer GET and HEAD."""
