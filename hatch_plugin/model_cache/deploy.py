@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from pathlib import Path
 
 from model_cache import files, fit, kept, overlay, place, plan, staging, state
@@ -14,7 +13,7 @@ from model_cache.plan import EntryOutcome
 from model_cache.plan import Outcome as Outcome
 from model_cache.root import Root
 from model_cache.switch import Wanted, all_targets, is_done, obsolete, switch
-from model_cache.verify import Deadline, Progress, Verified, blob_path, read_manifest, verify
+from model_cache.verify import Deadline, Progress, Verified, read_manifest, verify
 
 READ_ONLY = (
     "cannot be written to, and vLLM writes beside what it loads; `model-cache deploy --overlay DIR` makes a "
@@ -53,6 +52,7 @@ def deploy(
     deadline = deadline or Deadline()
     known = read_manifest(payload)
     targets = fit.require(known.manifest, host, payload.label)
+    adopted = tuple(entry for entry in adopted if entry.target in targets)
     held = _held(root_path, known) if hold else ""
     if quick and (outcome := _current(root_path, known, targets)):
         return outcome
@@ -79,7 +79,7 @@ def rollback(
     """
     deadline = deadline or Deadline()
     with files.system_errors(root_path), Root.open(root_path, judge=not dry_run) as root:
-        digest = state.require(root, name).previous
+        digest = state.require(root, name).rollback_to
         if dry_run:
             return _roll_back(root, name, digest, host, deadline, dry_run=True)
         with root.lock(deadline):
@@ -88,24 +88,15 @@ def rollback(
 
 def _roll_back(root: Root, name: str, digest: str, host: Host, deadline: Deadline, *, dry_run: bool) -> Outcome:
     found = state.require(root, name)
-    if not digest or found.previous != digest:
+    if not digest or found.rollback_to != digest:
         raise NotFoundError(f"{name}: no version before {found.version} is kept in {root.path}")
     with kept.open_kept(root, name, digest) as payload:
-        verified = _what_is_there(payload, verify(payload, deadline))
+        verified = kept.what_is_there(payload, verify(payload, deadline))
         targets = fit.require(verified.manifest, host, payload.label)
         if dry_run:
             return _dry_run(root.path, verified, targets, deadline)
-        return switch(root, Wanted(payload, verified, targets, held=found.manifest_sha256), deadline)
-
-
-def _what_is_there(payload: Payload, verified: Verified) -> Verified:
-    """The wheel without the entries that this host never had."""
-    there = payload.files()
-    manifest = verified.manifest
-    entries = tuple(e for e in manifest.entries if all(blob_path(file.sha256) in there for file in e.files))
-    if not entries:
-        raise NotFoundError(f"{payload.label}: nothing of it is kept any more")
-    return replace(verified, manifest=replace(manifest, entries=entries))
+        held = found.held if digest == found.manifest_sha256 else found.manifest_sha256
+        return switch(root, Wanted(payload, verified, targets, held=held), deadline)
 
 
 def _held(root_path: str, known: Verified) -> str:

@@ -110,9 +110,9 @@ def run_rollback(options: Namespace) -> Result:
         try:
             with Root.open(root_path) as root:
                 found = state.require(root, name)
-                if not found.previous:
+                if not found.rollback_to:
                     raise NotFoundError(f"{name}: no version before {found.version} is kept in {root_path}")
-                with kept.open_kept(root, name, found.previous) as payload:
+                with kept.open_kept(root, name, found.rollback_to) as payload:
                     engine = read_manifest(payload).manifest.engine.name
             host = read_host(engine, assumed)
             outcome = deploy.rollback(name, root_path, host, dry_run=options.dry_run)

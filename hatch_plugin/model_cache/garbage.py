@@ -1,37 +1,44 @@
-"""What a cache root holds of wheels that are gone from this host or that nothing here can load any more."""
+"""What a cache root holds of wheels that are gone from this host, or that nothing here can or may load any more."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from model_cache import files, fit, kept, leftovers, state
+from model_cache import files, fit, kept, leftovers, state, withdrawal
 from model_cache.discovery import Installed, scan
 from model_cache.errors import ModelCacheError
 from model_cache.host import Host, read_host
 from model_cache.names import RESERVED, data_package
 from model_cache.payload import InstalledPayload
-from model_cache.removal import Removal, remove
+from model_cache.removal import remove
 from model_cache.root import KEPT, Root
 from model_cache.state import State
+from model_cache.trust import Trust
 from model_cache.verify import Deadline, read_manifest
 
 
 @dataclass(frozen=True)
 class Collected:
-    """One wheel whose files are removed, or would be. reason: why, in words; removal: None in a dry run."""
+    """One wheel whose files are taken away, or would be.
+
+    action: "removed", or "withdrawn" (kept, to come back when its signer is trusted again). reason: why, in words.
+    left: files that are not ours; kept: where what was withdrawn is now, relative to the root, or "".
+    """
 
     name: str
     version: str
+    action: str
     reason: str
     entries: tuple[str, ...]
     bytes: int
-    removal: Removal | None = None
+    left: tuple[str, ...] = ()
+    kept: str = ""
 
 
 def collect(root_path: str, *, dry_run: bool = False) -> tuple[tuple[Collected, ...], int, list[ModelCacheError]]:
-    """Remove what the root holds of wheels that are gone or stale.
+    """Take away what the root holds of wheels that are gone, stale, or not trusted any more.
 
     Those; how many leftovers were deleted; and which states cannot be understood: what they tell of is left alone.
 
@@ -43,16 +50,38 @@ def collect(root_path: str, *, dry_run: bool = False) -> tuple[tuple[Collected, 
     wheels = {wheel.name: wheel for wheel in scan().wheels}
     with files.system_errors(root_path), Root.open(root_path, judge=not dry_run) as root:
         states, errors = state.load_all(root)
-    for one in states:
-        if reason := _reason(one, wheels.get(one.name), hosts):
-            removal = None if dry_run else remove(one.name, root_path)
-            size = sum(file.size for entry in one.ours() for file in entry.files if not file.link)
-            entries = tuple(entry.directory for entry in one.ours())
-            found.append(Collected(one.name, one.version, reason, entries, size, removal))
+        trust = Trust.of_this_host()
+        reasons = [(one, *_reason(root, one, wheels.get(one.name), hosts, trust)) for one in states]
+    for one, action, reason in reasons:
+        if reason:
+            found.append(_collect(root_path, one, action, reason, dry_run=dry_run))
     return tuple(found), 0 if dry_run else _sweep(root_path), errors
 
 
-def _reason(found: State, wheel: Installed | None, hosts: dict[str, Host]) -> str | None:
+def _collect(root_path: str, one: State, action: str, reason: str, *, dry_run: bool) -> Collected:
+    size = sum(file.size for entry in one.ours() for file in entry.files if not file.link)
+    entries = tuple(entry.directory for entry in one.ours())
+    found = Collected(one.name, one.version, action, reason, entries, size)
+    if dry_run:
+        return found
+    if action == "removed":
+        return replace(found, left=remove(one.name, root_path).left)
+    withdrawn = withdrawal.withdraw(root_path, one, Deadline())
+    return replace(found, left=withdrawn.left, kept=withdrawn.kept)
+
+
+def _reason(
+    root: Root, found: State, wheel: Installed | None, hosts: dict[str, Host], trust: Trust
+) -> tuple[str, str | None]:
+    """(action, why): nobody here needs it, or nobody here may use it."""
+    if useless := _useless(found, wheel, hosts):
+        return "removed", useless
+    if found.phase == "deployed" and (why := withdrawal.distrust(root, found, trust)):
+        return "withdrawn", f"not trusted: {why}"
+    return "", None
+
+
+def _useless(found: State, wheel: Installed | None, hosts: dict[str, Host]) -> str | None:
     if wheel is None:
         package = data_package(found.name)
         if found.site and os.path.isdir(f"{found.site}/{package}"):  # noqa: PTH112

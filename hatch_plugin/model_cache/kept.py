@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from model_cache import files, leftovers, manifest, signature, staging
@@ -138,6 +139,16 @@ def open_kept(root: Root, name: str, digest: str) -> KeptPayload:
         raise NotFoundError(f"{name}: no version before is kept in {root.path}") from None
     version = dist_info.removesuffix(".dist-info").partition("-")[2]
     return KeptPayload(Installed(normalize(name), version, str(site), dist_info))
+
+
+def what_is_there(payload: Payload, verified: Verified) -> Verified:
+    """A kept wheel without the entries that this host never had. Raises NotFoundError when nothing is left of it."""
+    there = payload.files()
+    manifest = verified.manifest
+    entries = tuple(e for e in manifest.entries if all(blob_path(file.sha256) in there for file in e.files))
+    if not entries:
+        raise NotFoundError(f"{payload.label}: nothing of it is kept any more")
+    return replace(verified, manifest=replace(manifest, entries=entries))
 
 
 def version(root: Root, found: State) -> str | None:

@@ -33,7 +33,7 @@ def remove(name: str, root_path: str, deadline: Deadline | None = None) -> Remov
         with root.lock(deadline):
             found = state.require(root, name)
             leftovers.clean(root, found.ours())
-            _note(root, found.in_phase("removing"))
+            note(root, found.in_phase("removing"))
             left = [path for entry in found.ours() for path in staging.take_away(root, entry, deadline)]
             kept.drop(root, name)
             state.delete(root, name)
@@ -47,8 +47,8 @@ def remove(name: str, root_path: str, deadline: Deadline | None = None) -> Remov
     )
 
 
-def _note(root: Root, found: State) -> None:
-    """Record what is about to be removed. On a full disk it goes without: a removal that is killed is begun again."""
+def note(root: Root, found: State) -> None:
+    """Record what is about to be taken away. On a full disk it goes without: what is killed then is begun again."""
     try:
         state.save(root, found)
     except OSError as error:

@@ -1,21 +1,26 @@
-"""What the plug-in does when something may have changed: deploy every installed wheel, within a deadline."""
+"""What the plug-in does when something may have changed, within a deadline.
+
+Deploy every installed wheel; finish what was killed half-way; withdraw what is not trusted any more.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from model_cache import files, fit, plan, stamp, state
+from model_cache import files, fit, plan, recovery, stamp, state, withdrawal
 from model_cache.deploy import Outcome, deploy
 from model_cache.discovery import Installed
-from model_cache.errors import MismatchError, ModelCacheError
+from model_cache.errors import MismatchError, ModelCacheError, NotFoundError
 from model_cache.host import ASSUME_TARGET, Host, read_host
 from model_cache.lookup import installed
 from model_cache.payload import InstalledPayload
 from model_cache.root import STAMPS, Root, temporary_name
+from model_cache.state import State
+from model_cache.trust import Trust
 from model_cache.verify import Deadline, DeadlineError, read_manifest
 
 SECONDS = 9.0
@@ -80,47 +85,144 @@ def _deploy_installed(wheels: Sequence[Installed], root_path: str, identity: str
     A failure that may pass (a full disk, a damaged wheel, a mute driver, no time) is not stamped, so the next start
     tries again.
     """
-    deadline = Deadline(seconds)
     # Before the work: a wheel that is installed meanwhile makes the stamp stale, not wrong.
-    lines = stamp.manifest_lines(wheels)
-    messages: list[str] = []
-    host: Host | None = None
-    settled = True
-    for wheel in wheels:
+    manifests = stamp.manifest_lines(wheels)
+    start = _Start(root_path, Deadline(seconds), say)
+    try:
+        done = {wheel.name for wheel in wheels if start.deploy(wheel)}
+        start.look_after(done)
+    except DeadlineError:
+        say(f"{start.at}: gave up after {seconds:g} s, the engine starts with what is there", alarm=True)
+        return
+    if start.settled:
+        _write(root_path, identity, [*manifests, *start.lines], start.messages)
+
+
+class _Start:
+    """One closer look at a cache root.
+
+    at: the wheel it is at; lines: for the stamp; messages: to be said at every start; settled: whether the next start
+    would find the same.
+    """
+
+    def __init__(self, root_path: str, deadline: Deadline, say: Say) -> None:
+        self.root_path = root_path
+        self.deadline = deadline
+        self.at = ""
+        self.lines: list[str] = []
+        self.messages: list[str] = []
+        self.settled = True
+        self._say = say
+        self._host: Host | None = None
+        self._failures: list[str] = []
+
+    def deploy(self, wheel: Installed) -> bool:
+        """Deploy an installed wheel; whether all that this host may have of it is there now. Raises DeadlineError."""
+        self.at = wheel.name
         try:
-            deadline.check()
+            self.deadline.check()
             with InstalledPayload(installed(wheel.name)) as payload:
-                known = read_manifest(payload)
-                if known.manifest.engine.name != ENGINE:
-                    continue
-                host = host or read_host(ENGINE, os.environ.get(ASSUME_TARGET) or None, deadline.remaining())
-                if outdated := fit.outdated(known.manifest.engine, host):
-                    # Not stamped as a message: said once is enough.
-                    differences = "; ".join(map(str, outdated))
-                    say(f"{payload.label} is stale: {differences}; `model-cache gc` removes it", alarm=True)
-                    continue
-                outcome = deploy(payload, root_path, host, quick=True, hold=True, deadline=deadline)
-            _report(outcome, known.origin.text, say)
-            if outcome.occupied:
-                there = ", ".join(outcome.occupied)
-                messages.append(
-                    f"{payload.label}: not deployed: another wheel's or the engine's files are in {there}, and stay"
-                )
-                say(messages[-1], alarm=True)
+                return self._deploy(payload)
         except MismatchError as error:
-            settled = settled and not (host and host.hardware.failed)
-            messages.append(": ".join(filter(None, [error.message, "; ".join(error.problems)])))
-            say(messages[-1], alarm=True)
+            self.settled = self.settled and not (self._host and self._host.hardware.failed)
+            self._repeat(": ".join(filter(None, [error.message, "; ".join(error.problems)])))
         except DeadlineError:
-            say(f"{wheel.name}: gave up after {seconds:g} s, the engine starts with what is there", alarm=True)
+            raise
+        except ModelCacheError as error:
+            self._failed(error)
+        return False
+
+    def _deploy(self, payload: InstalledPayload) -> bool:
+        known = read_manifest(payload)
+        if known.manifest.engine.name != ENGINE:
+            return False
+        host = self._host_of(ENGINE)
+        if outdated := fit.outdated(known.manifest.engine, host):
+            # Not to be repeated: said once is enough.
+            differences = "; ".join(map(str, outdated))
+            self._say(f"{payload.label} is stale: {differences}; `model-cache gc` removes it", alarm=True)
+            return False
+        outcome = deploy(payload, self.root_path, host, quick=True, hold=True, deadline=self.deadline)
+        _report(outcome, known.origin.text, self._say)
+        if outcome.occupied:
+            there = ", ".join(outcome.occupied)
+            self._repeat(
+                f"{payload.label}: not deployed: another wheel's or the engine's files are in {there}, and stay"
+            )
+        self.lines += _deployed_lines(self.root_path, payload.name)
+        return True
+
+    def look_after(self, done: Collection[str]) -> None:
+        """Finish what killed processes have left half done, and withdraw what is not trusted any more.
+
+        done: names of wheels that need no look. Raises DeadlineError.
+        """
+        try:
+            with Root.open(self.root_path) as root:
+                others = [one for one in state.load_all(root)[0] if one.name not in done]
+                trust = Trust.of_this_host() if others else None
+                judged = [(one, withdrawal.distrust(root, one, trust)) for one in others if trust]
+        except NotFoundError:
             return
         except ModelCacheError as error:
-            settled = False
-            say("; ".join([error.message, *error.problems[:3]]), alarm=True)
+            self._failed(error)
+            return
+        for found, reason in judged:
+            self.at = found.name
+            try:
+                self.deadline.check()
+                self._look_after(found, reason)
+            except DeadlineError:
+                raise
+            except ModelCacheError as error:
+                self._failed(error)
+
+    def _look_after(self, found: State, reason: str) -> None:
+        if found.phase == "deployed" and not reason:
+            return
+        if reason and found.phase in ("deployed", "withdrawn"):
+            self._withdraw(found, reason)
+            return
+        try:
+            self._say(recovery.finish(self.root_path, found, self._host_of, self.deadline), alarm=True)
+        except MismatchError:
+            return  # the work of another host that shares the root
+        except recovery.CannotFinishError as error:
+            if not (found.superseded or reason):
+                raise  # a part of one version, each entry whole: no harm in it
+            self._withdraw(found, "; ".join([error.message, *error.problems[:3]]))
         else:
-            lines += _deployed_lines(root_path, wheel.name)
-    if settled:
-        _write(root_path, identity, lines, messages)
+            self.lines += _deployed_lines(self.root_path, found.name)
+
+    def _withdraw(self, found: State, reason: str) -> None:
+        try:
+            done = withdrawal.withdraw(self.root_path, found, self.deadline)
+        except DeadlineError:
+            raise
+        except ModelCacheError as error:
+            raise ModelCacheError(f"{reason}; it cannot be taken out of the engine's way: {error.message}") from error
+        where = f"is in {self.root_path}/{done.kept}" if done.kept else "could not be kept"
+        text = f"withdrawn from {self.root_path}: {reason}; what was deployed {where}"
+        if done.left:
+            text += f"; files that are not ours stay: {', '.join(done.left[:5])}"
+        self._repeat(text)
+
+    def _host_of(self, engine: str) -> Host:
+        if engine != ENGINE:
+            raise MismatchError(f"{engine} does not start here")
+        self._host = self._host or read_host(ENGINE, os.environ.get(ASSUME_TARGET) or None, self.deadline.remaining())
+        return self._host
+
+    def _repeat(self, message: str) -> None:
+        self.messages.append(message)
+        self._say(message, alarm=True)
+
+    def _failed(self, error: ModelCacheError) -> None:
+        self.settled = False
+        message = "; ".join([error.message, *error.problems[:3]])
+        if message not in self._failures:  # one cause, such as a root that cannot be opened, is told once
+            self._failures.append(message)
+            self._say(message, alarm=True)
 
 
 def _report(outcome: Outcome, origin: str, say: Say) -> None:
@@ -159,11 +261,13 @@ def _write(root_path: str, identity: str, lines: list[str], messages: list[str])
     text = stamp.text(identity, lines, messages)
     if text is None:
         return
-    with (
-        suppress(OSError, ModelCacheError, UnicodeEncodeError),
-        Root.open(root_path) as root,
-        files.opened(root.descriptor, stamp.DIRECTORY, []) as directory,
-    ):
+    with suppress(OSError, ModelCacheError, UnicodeEncodeError), Root.open(root_path) as root:
+        if lines or state.names(root):  # else nothing of ours is left here, and shall not come back with the stamp
+            _write_stamp(root, identity, text)
+
+
+def _write_stamp(root: Root, identity: str, text: str) -> None:
+    with files.opened(root.descriptor, stamp.DIRECTORY, []) as directory:
         assert stamp.DIRECTORY.endswith(STAMPS)
         files.write_atomically(
             directory, stamp.file_name(identity), text.encode(errors="surrogateescape"), temporary_name()

@@ -23,7 +23,9 @@ from model_cache.strict_json import Fields, loads
 VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
 LAG_ATTEMPTS = 5
-PHASES = frozenset({"deploying", "deployed", "removing"})
+PHASES = frozenset({"deploying", "deployed", "removing", "withdrawn"})
+"""withdrawn: taken out of the engine's way, because this host does not trust its signer any more."""
+
 
 _RAW = "bytes:"
 """A path that is not UTF-8 is noted as this and its bytes in hexadecimal digits."""
@@ -93,6 +95,14 @@ class State:
 
     def in_phase(self, phase: str) -> State:
         return replace(self, phase=phase)
+
+    @property
+    def rollback_to(self) -> str:
+        """manifest_sha256 of the kept version that a rollback brings back, or "".
+
+        That is the one before, or the one that a killed rollback was about to bring back.
+        """
+        return self.manifest_sha256 if self.phase == "deploying" and self.held else self.previous
 
 
 def parents(directories: Iterable[str]) -> list[str]:

@@ -92,7 +92,11 @@ def _revoke(options: Namespace) -> Answer:
     before = keyring.read(path) if os.path.lexists(path) else ""
     _write(path, before + ("\n" if before and not before.endswith("\n") else "") + f"{min(ids)}\n")
     load_files([_directory(options)])
-    return {"revoked": min(ids), "path": path}, [f"revoked: {min(ids)} ({path})"]
+    lines = [
+        f"revoked: {min(ids)} ({path})",
+        "  what that key has signed leaves a cache root at the next engine start there, or with `model-cache gc`",
+    ]
+    return {"revoked": min(ids), "path": path}, lines
 
 
 def _known(options: Namespace) -> list[TrustedKey]:

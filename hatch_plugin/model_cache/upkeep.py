@@ -19,20 +19,13 @@ def run_gc(options: Namespace) -> Result:
     rows = []
     lines = []
     for one in found:
-        left = one.removal.left if one.removal else ()
-        rows.append(
-            {
-                "name": one.name,
-                "version": one.version,
-                "reason": one.reason,
-                "removed": [*one.entries],
-                "bytes": one.bytes,
-                "left": [*left],
-            }
-        )
-        lines.append(f"{would}removed: {one.name} {one.version} ({len(one.entries)} entries, {human(one.bytes)})")
+        row = {"name": one.name, "version": one.version, "action": one.action, "reason": one.reason}
+        rows.append({**row, "removed": [*one.entries], "bytes": one.bytes, "left": [*one.left], "kept": one.kept})
+        lines.append(f"{would}{one.action}: {one.name} {one.version} ({len(one.entries)} entries, {human(one.bytes)})")
         lines.append(f"  {one.reason}")
-        lines += [f"  left, not ours: {printable(path)}" for path in left]
+        if one.kept:
+            lines.append(f"  kept in {root}/{one.kept}; it comes back when its signer is trusted again")
+        lines += [f"  left, not ours: {printable(path)}" for path in one.left]
     if leftovers:
         lines.append(f"deleted: {leftovers} unfinished or forgotten things of killed deploys")
     if not lines and not errors:

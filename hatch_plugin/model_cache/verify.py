@@ -87,14 +87,25 @@ def read_manifest(payload: Payload, trust: Trust | None = None) -> Verified:
         return _read_manifest(payload, trust or Trust.of_this_host())
 
 
+def origin(payload: Payload, trust: Trust) -> Origin:
+    """Only who has signed a wheel; its manifest is not parsed. Raises NotTrustedError as `trust.judge` does."""
+    with _readable(payload):
+        return _judged(payload, payload.files(), trust)[2]
+
+
+def _judged(payload: Payload, files: dict[str, int], trust: Trust) -> tuple[bytes, bytes | None, Origin]:
+    """The manifest's bytes, those of the signature file (None without one), and whose they are."""
+    data = payload.read(manifests.FILE_NAME, manifests.MAX_BYTES)
+    signed = signature.FILE_NAME in files
+    signatures = payload.read(signature.FILE_NAME, signature.MAX_BYTES) if signed else None
+    return data, signatures, trust.judge(payload, data, signatures)
+
+
 def _read_manifest(payload: Payload, trust: Trust) -> Verified:
     from hashlib import sha256
 
     files = payload.files()
-    data = payload.read(manifests.FILE_NAME, manifests.MAX_BYTES)
-    signed = signature.FILE_NAME in files
-    signatures = payload.read(signature.FILE_NAME, signature.MAX_BYTES) if signed else None
-    origin = trust.judge(payload, data, signatures)
+    data, signatures, origin = _judged(payload, files, trust)
     package = entry_point(payload)
     if package != payload.package:
         raise DamagedError(
