@@ -4,20 +4,26 @@ BIN := .venv/bin
 ENGINE := vllm-0.33.0
 TESTS ?=
 
-.PHONY: demo test lint fast engine-tests torture fuzz engines bench key-factors coverage clean
+.PHONY: demo test lint fast page-tests publish-tests engine-tests torture fuzz engines bench key-factors coverage clean
 
 demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
 	$(BIN)/python examples/demo.py
 
-test: lint fast engine-tests  ## everything CI runs
+test: lint fast page-tests publish-tests engine-tests  ## everything CI runs
 
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fast: .venv/ready  ## the tests that need no engine (under a minute)
-	$(BIN)/python -m pytest -m "not engine" --numprocesses 2 --dist worksteal $(TESTS)
+fast: .venv/ready  ## the tests that need no engine, browser nor package index (under a minute)
+	$(BIN)/python -m pytest -m "not engine and not browser and not index" --numprocesses 2 --dist worksteal $(TESTS)
+
+page-tests: .venv/ready  ## the catalogue page in a real Chromium (Debian's package chromium)
+	$(BIN)/python -m pytest -m browser $(TESTS)
+
+publish-tests: .venv/ready  ## upload to real package indexes on the loopback, and install from them
+	$(BIN)/python -m pytest -m index $(TESTS)
 
 engine-tests: engines  ## the tests with the real vLLM (minutes)
 	$(BIN)/python -m pytest -m engine $(TESTS)
