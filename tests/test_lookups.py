@@ -206,7 +206,7 @@ def test_damage_and_own_directories_are_seen(tmp_path: Path) -> None:
     (tmp_path / lookups.CACHE / ("cd" * 32)).mkdir()
     found = report(tmp_path)
     assert not found.wheels[0].intact
-    assert found.own_directories == (f"{lookups.CACHE}/{'cd' * 32}",)
+    assert found.own_directories == (status.Own(f"{lookups.CACHE}/{'cd' * 32}", None, None),)
 
 
 def test_the_command_prints_text_json_and_metrics(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:

@@ -43,7 +43,7 @@ BUILD_COMMANDS = {
 }
 """Commands of the build side, which is imported only when one of them is called."""
 
-_MODULES = {"deploy": "deploy_commands", "rollback": "deploy_commands", "gc": "upkeep"}
+_MODULES = {"deploy": "deploy_commands", "rollback": "deploy_commands", "gc": "upkeep", "status": "status_commands"}
 """Where a command's function is, when it is not in `commands`."""
 
 _NAMES = "names of installed wheels, in any spelling that pip accepts"
@@ -202,10 +202,12 @@ def _add_rollback(commands: _Commands) -> None:
 
 def _add_gc(commands: _Commands) -> None:
     more = (
-        "Gone: not installed any\nmore. Stale: built for another engine, torch, Triton or Python than is installed. "
-        "Files that the\nengine has added are named and stay; what killed deploys left is deleted."
+        "Gone: not\ninstalled any more. Stale: built for another engine, torch, Triton or Python than is installed. "
+        "Not trusted:\nsigned by a key that is revoked, or not as this host requires; that is kept, out of the engine's "
+        "way. Files that\nthe engine has added are named and stay; what killed deploys left is deleted."
     )
-    parser = _add(commands, "gc", "remove from a cache root what belongs to wheels that are gone or stale", more)
+    text = "take out of a cache root what belongs to wheels that are gone, stale or not trusted any more"
+    parser = _add(commands, "gc", text, more)
     _add_root(parser)
     _add_dry_run(parser)
     _add_quiet(parser)
@@ -227,6 +229,7 @@ def _add_status(commands: _Commands) -> None:
     parser = _add(commands, "status", "say which deployed wheels the engine has really used", more)
     _add_root(parser)
     parser.add_argument("--format", choices=["text", "prometheus"], default="text", help="how to print it")
+    parser.add_argument("--watch", action="store_true", help="go on, and show what changes, until Ctrl-C")
 
 
 def _add_trust(commands: _Commands) -> None:

@@ -123,17 +123,6 @@ def _verify_deployed(name: str, root_path: str) -> int:
     return sum(len(entry.files) for entry in (*found.entries, *found.superseded))
 
 
-def run_status(options: Namespace) -> Result:
-    """`model-cache status`."""
-    from model_cache import location, status
-    from model_cache.root import Root
-
-    with Root.open(location.cache_root(options.root)) as root:
-        found, errors = status.report(root)
-    told = status.prometheus(found) if options.format == "prometheus" else status.lines(found, unreadable=len(errors))
-    return Result(status.data(found), list(told), joined(errors))
-
-
 def run_remove(options: Namespace) -> Result:
     """`model-cache remove NAME …`."""
     from model_cache import location

@@ -1,4 +1,9 @@
-"""What became of the deployed wheels: intact or not, and used by the engine or not."""
+"""What became of the deployed wheels: intact or not, used by the engine or not, and what that has saved.
+
+Seconds saved are those of a cold start that was seen on this root, less those of the load. The build's own compile time
+is in no manifest: it would be another one in each build of the same recipe, whose manifests are equal otherwise, and it
+is that of the build machine, which has another processor and no GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from model_cache import files, lookups, staging, state
 from model_cache.errors import ModelCacheError
 from model_cache.lookups import CACHE, LookUp
 from model_cache.names import printable
+from model_cache.nearest import Nearest
 from model_cache.root import Root
 from model_cache.state import State
 from model_cache.verify import Deadline
@@ -28,8 +34,11 @@ class Status:
         phase: "deployed", or what an interrupted change has left.
         intact: whether all of it is there, sizes and times as they were written (`verify --root` reads every byte).
         others: entries in whose places another wheel's or the engine's files are, or none: nothing of the wheel.
+        adopted: entries that were deployed under the key of an engine with other weights of the model.
         looked_up: the last look-up of each compiled model and rank that found something in this wheel.
         processes: engine processes among all look-ups on record that found something in it.
+        cold_seconds: the compiles of these models and ranks in the last cold start that came nearest to this wheel;
+            None when there is none on record for one of them.
     """
 
     name: str
@@ -38,27 +47,49 @@ class Status:
     phase: str
     intact: bool
     others: tuple[str, ...]
+    adopted: tuple[str, ...]
     looked_up: tuple[LookUp, ...]
     processes: int
+    cold_seconds: float | None
 
     @property
     def used(self) -> bool:
         """Whether an engine has loaded something of it, with compiled parts in it."""
         return any(found.hit and found.parts for found in self.looked_up)
 
+    @property
+    def saved_seconds(self) -> float | None:
+        """What the last start has saved against a cold one, at least 0; None when that is not known."""
+        if not self.used or self.cold_seconds is None:
+            return None
+        loads = {found.prefix: found.seconds for found in sorted(self.looked_up, key=lambda found: found.time)}
+        return round(max(0.0, self.cold_seconds - sum(loads.values())), 3)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A directory that the engine has made itself.
+
+    missed: the last look-up that found nothing there, None when it is not on record; compile_seconds: from then until
+    the engine had saved what it had compiled, for all ranks together, None when it has not.
+    """
+
+    directory: str
+    missed: LookUp | None
+    compile_seconds: float | None
+
 
 @dataclass(frozen=True)
 class Report:
     """All deployed wheels of a cache root.
 
-    misses: the last of each compiled model, rank and key on record; own_directories: those of compiled models that
-    the engine has made itself.
+    misses: the last of each compiled model, rank and key on record.
     """
 
     root: str
     wheels: tuple[Status, ...]
     misses: tuple[LookUp, ...]
-    own_directories: tuple[str, ...]
+    own_directories: tuple[Own, ...]
 
 
 def report(root: Root) -> tuple[Report, list[ModelCacheError]]:
@@ -66,15 +97,32 @@ def report(root: Root) -> tuple[Report, list[ModelCacheError]]:
     found = lookups.read(root)
     deployed, errors = state.load_all(root)
     ours = {entry.directory for one in deployed for entry in one.ours()}
-    own = tuple(sorted(f"{CACHE}/{name}" for name in _compiled(root) if f"{CACHE}/{name}" not in ours))
-    wheels = tuple(_status(root, one, found) for one in deployed)
-    return Report(root.path, wheels, _last(f for f in found if not f.hit), own), errors
+    misses = _last(f for f in found if not f.hit)
+    own = tuple(_own(root, name, misses) for name in sorted(_compiled(root)) if f"{CACHE}/{name}" not in ours)
+    wheels = tuple(_status(root, one, found, own) for one in deployed)
+    return Report(root.path, wheels, misses, own), errors
 
 
-def _status(root: Root, deployed: State, found: Sequence[LookUp]) -> Status:
+def _own(root: Root, key: str, misses: Sequence[LookUp]) -> Own:
+    here = [miss for miss in misses if miss.key == key]
+    seconds = [s for miss in here if (s := _compile_seconds(root, miss)) is not None]
+    return Own(f"{CACHE}/{key}", here[-1] if here else None, max(seconds, default=None))
+
+
+def _compile_seconds(root: Root, miss: LookUp) -> float | None:
+    """How long after a miss the engine had saved what it missed: it does so as soon as that is compiled."""
+    path = f"{CACHE}/{miss.key}/rank_{miss.rank}/model"
+    with suppress(OSError):
+        saved = os.stat(path, dir_fd=root.descriptor, follow_symlinks=False).st_mtime
+        return round(saved - miss.time, 3) if saved > miss.time else None
+    return None
+
+
+def _status(root: Root, deployed: State, found: Sequence[LookUp], own: Sequence[Own]) -> Status:
     mine = [f for f in found if f.wheel == deployed.name and deployed.entry(f"{CACHE}/{f.key}")]
     others = staging.others(root, deployed.entries, Deadline())
     same = all(staging.look_same(root, entry) for entry in deployed.entries)
+    used = _last(iter(mine))
     return Status(
         name=deployed.name,
         version=deployed.version,
@@ -82,9 +130,22 @@ def _status(root: Root, deployed: State, found: Sequence[LookUp]) -> Status:
         phase=deployed.phase,
         intact=deployed.phase == "deployed" and same and not others,
         others=others,
-        looked_up=_last(iter(mine)),
+        adopted=tuple(entry.directory for entry in deployed.entries if entry.adopted),
+        looked_up=used,
         processes=len({f.pid for f in mine if f.hit}),
+        cold_seconds=_cold_seconds(deployed.name, used, own),
     )
+
+
+def _cold_seconds(name: str, used: Sequence[LookUp], own: Sequence[Own]) -> float | None:
+    """The compiles of all models that were loaded, as the last cold start shows them; ranks compile side by side."""
+    cold = {
+        one.missed.prefix: one.compile_seconds
+        for one in sorted(own, key=lambda one: one.missed.time if one.missed else 0.0)
+        if one.missed and one.missed.nearest == name and one.missed.differences and one.compile_seconds is not None
+    }
+    prefixes = {look_up.prefix for look_up in used}
+    return sum(cold[prefix] for prefix in prefixes) if prefixes and prefixes <= cold.keys() else None
 
 
 def _last(found: Iterator[LookUp]) -> tuple[LookUp, ...]:
@@ -100,7 +161,7 @@ def _compiled(root: Root) -> list[str]:
 
 def data(found: Report) -> dict[str, Any]:
     """The report as JSON values."""
-    wheels = [{**asdict(wheel), "used": wheel.used} for wheel in found.wheels]
+    wheels = [{**asdict(one), "used": one.used, "saved_seconds": one.saved_seconds} for one in found.wheels]
     return {**asdict(found), "wheels": wheels}
 
 
@@ -113,14 +174,25 @@ def lines(found: Report, unreadable: int = 0) -> Iterator[str]:
         for directory in wheel.others:
             yield f"  {directory}: not its own, {OTHERS}"
         for one in wheel.looked_up:
-            what = f"hit in {one.seconds:.1f} s, {one.parts} parts" if one.hit else "found, and could not be loaded"
+            how = "adopted" if one.adopted else "hit"
+            what = f"{how} in {one.seconds:.1f} s, {one.parts} parts" if one.hit else "found, and could not be loaded"
             yield f"  {one.prefix} rank {one.rank}: {what} ({one.key[:12]}…)"
+        if wheel.saved_seconds is not None:
+            yield f"  saved {wheel.saved_seconds:.0f} s of the {wheel.cold_seconds:.0f} s that a cold start took here"
+        elif wheel.used:
+            yield "  seconds saved are not known: no cold start of this model is on record here"
     for one in found.misses:
-        yield f"miss: {one.prefix} rank {one.rank} looked for {one.key[:12]}…; `model-cache check` says what differs"
-    if found.own_directories:
-        yield f"{len(found.own_directories)} compiled models in {found.root} are the engine's own"
+        yield f"miss: {one.prefix} rank {one.rank} ({one.key[:12]}…): {_why(one)}"
+    for own in found.own_directories:
+        compiled = f", compiled in {own.compile_seconds:.0f} s" if own.compile_seconds is not None else ""
+        yield f"the engine's own: {own.directory.rpartition('/')[2][:12]}…{compiled}"
     if not found.wheels and not unreadable:
         yield f"nothing is deployed in {found.root}"
+
+
+def _why(missed: LookUp) -> str:
+    told = Nearest(missed.nearest, missed.differences, reason=missed.reason).line()
+    return f"{told}; `model-cache check` says more" if told else "`model-cache check` says what differs"
 
 
 def prometheus(found: Report) -> Iterator[str]:
@@ -134,10 +206,19 @@ def prometheus(found: Report) -> Iterator[str]:
         yield f"# TYPE {metric} gauge"
         for wheel in found.wheels:
             value = getattr(wheel, metric.removeprefix("model_cache_"))
-            yield f'{metric}{{wheel="{_label(wheel.name)}",version="{_label(wheel.version)}"}} {int(value)}'
+            yield f"{metric}{_labels(wheel)} {int(value)}"
+    yield "# HELP model_cache_saved_seconds what the last start has saved against a cold one; absent when not known"
+    yield "# TYPE model_cache_saved_seconds gauge"
+    for wheel in found.wheels:
+        if wheel.saved_seconds is not None:
+            yield f"model_cache_saved_seconds{_labels(wheel)} {wheel.saved_seconds}"
     yield "# HELP model_cache_misses look-ups on record that no wheel answered"
     yield "# TYPE model_cache_misses gauge"
     yield f"model_cache_misses {len(found.misses)}"
+
+
+def _labels(wheel: Status) -> str:
+    return f'{{wheel="{_label(wheel.name)}",version="{_label(wheel.version)}"}}'
 
 
 def _label(text: str) -> str:
