@@ -1,4 +1,4 @@
-"""What becomes of a look-up that finds nothing. The engine is a fake (`fakes.fake_running`), wheels and root are not."""
+"""What becomes of a look-up that finds nothing. The engine is a fake (`fakes.fake_running`), the wheels are real."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from factories import A100, H100, MODEL, NAME, files_of, install, make_engine, make_host, make_wheel, run, sha
 from fakes.fake_running import FakeRunning, key
-from hatch_model_cache import near_miss
+from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import vllm_rules
 from model_cache import adoption, lookups, nearest, on_import, removal, state, status, watch
 from model_cache.root import Root
@@ -100,7 +100,7 @@ def running(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Fake
     config = tmp_path / "config.json"
     config.write_bytes(CONFIG)
     found = FakeRunning(FACTORS | HERE, dict(FACTS), config)
-    monkeypatch.setattr(near_miss.engines, "adapter", lambda name: found.adapter)
+    monkeypatch.setattr(engines, "adapter", lambda name: found.adapter)
     return found
 
 
