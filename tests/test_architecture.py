@@ -66,6 +66,19 @@ def test_the_serving_side_needs_the_standard_library_only(name: str) -> None:
     assert not strangers, f"{name} imports {strangers}"
 
 
+def test_the_serving_side_reaches_the_build_side_by_name_in_two_functions() -> None:
+    """One hands build commands over, one compares what a running engine misses; nobody else knows of the build side."""
+    found = set()
+    for name, path in MODULES.items():
+        if top(name) == "model_cache":
+            for function in (n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.FunctionDef)):
+                called = [n for n in ast.walk(function) if isinstance(n, ast.Call) and n.args]
+                constants = [c.args[0].value for c in called if isinstance(c.args[0], ast.Constant)]
+                if any(str(constant).startswith("hatch_model_cache") for constant in constants):
+                    found.add((name, function.name))
+    assert found == {("model_cache.cli", "_build_command"), ("model_cache.nearest", "find")}
+
+
 @pytest.mark.parametrize("name", sorted(m for m in MODULES if top(m) == "hatch_model_cache"))
 def test_torch_and_engines_are_imported_in_compile_only(name: str) -> None:
     found = {top(i) for i in imports(name)} & ENGINE_PACKAGES
@@ -74,7 +87,12 @@ def test_torch_and_engines_are_imported_in_compile_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(m for m in MODULES if f"{m}.".startswith("hatch_model_cache.compile.")))
 def test_compile_knows_little_of_the_build_side(name: str) -> None:
-    allowed = (*(f"hatch_model_cache.{n}" for n in ("compile", "targets", "cubin")), "model_cache.errors")
+    allowed = (
+        *(f"hatch_model_cache.{n}" for n in ("compile", "targets", "cubin")),
+        "model_cache.errors",
+        "model_cache.cpu",
+        "model_cache.kernel_names",
+    )
     ours = [i for i in imports(name) if top(i) in {"hatch_model_cache", "model_cache"}]
     wrong = [i for i in ours if not i.startswith(allowed) and i != "hatch_model_cache"]
     assert not wrong, f"{name} imports {wrong}"
