@@ -47,7 +47,8 @@ _FILE_NAME = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-[0-9][^-]*)?-[^-]+
 class WheelPayload(Payload):
     """A .whl file. Its structure is checked on opening; raises DamagedError with all structural problems."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, file: IO[bytes] | None = None) -> None:
+        """file: the wheel's bytes, which can be read from any place, instead of those at `path`; closed with this."""
         file_name = PurePath(path).name
         self.label = printable(file_name)
         match = _FILE_NAME.fullmatch(file_name)
@@ -56,7 +57,7 @@ class WheelPayload(Payload):
         if not self.name.startswith(PREFIX):
             raise DamagedError(f"{self.label}: is not the file name of a model cache wheel")
         try:
-            self._file = open(path, "rb")  # noqa: SIM115
+            self._file = file or open(path, "rb")  # noqa: SIM115
         except OSError as error:
             raise ModelCacheError(f"{path}: cannot be read: {error.strerror}") from None
         try:
@@ -137,14 +138,14 @@ class WheelPayload(Payload):
             raise DamagedError(f"{self.label}: holds more than {MAX_MEMBERS} files")
         problems = list(self._member_problems(infos))
         if not problems:
-            problems = list(self._header_problems(infos, start))
+            problems = list(self.header_problems(infos, start))
         if problems:
             raise DamagedError(f"{self.label}: is not an acceptable wheel", problems[:50])
         return {info.filename: info for info in infos}
 
     def _check_end(self) -> int:
         """Check the records at the archive's end; return where the central directory starts."""
-        size = os.fstat(self._file.fileno()).st_size
+        size = self._file.seek(0, os.SEEK_END)
         self._file.seek(max(0, size - _END.size))
         tail = self._file.read()
         if len(tail) != _END.size or tail[:4] != b"PK\x05\x06":
@@ -194,7 +195,7 @@ class WheelPayload(Payload):
         for info in infos:
             yield from _attribute_problems(info)
 
-    def _header_problems(self, infos: list[zipfile.ZipInfo], start: int) -> Iterator[str]:
+    def header_problems(self, infos: list[zipfile.ZipInfo], start: int) -> Iterator[str]:
         """Local headers that differ from the central directory, and bytes that belong to no member."""
         position = 0
         for info in sorted(infos, key=lambda info: info.header_offset):
