@@ -290,3 +290,41 @@ def test_no_recipe(tmp_path: Path) -> None:
 def test_a_recipe_is_plain_data(project: Path) -> None:
     described = json.loads(json.dumps(load_recipe(project).as_dict()))
     assert {key: value for key, value in described.items() if key in TABLE} == TABLE
+
+
+class TestDrafts:
+    ARGUMENTS = (*TABLE["serve-args"], "--speculative-config", '{"method": "eagle", "model": "./eagle"}')
+
+    @pytest.fixture(autouse=True)
+    def draft(self, project: Path) -> None:
+        shutil.copytree(project / "model", project / "draft")
+
+    def test_a_speculative_model_has_its_configuration(self, project: Path) -> None:
+        table = {**TABLE, "serve-args": list(self.ARGUMENTS), "drafts": {"./eagle": "draft"}}
+        recipe = parse(table, project_dir=project)
+        assert recipe.draft_dirs == {"./eagle": project / "draft"}
+        before = recipe.digest()
+        (project / "draft/config.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 65}')
+        assert recipe.digest() != before
+
+    def test_a_recipe_without_one_keeps_its_digest(self, project: Path) -> None:
+        recipe = parse(TABLE, project_dir=project)
+        assert dataclasses.replace(recipe, drafts={}).digest() == recipe.digest()
+
+    @pytest.mark.parametrize(
+        ("name", "directory", "said"),
+        [
+            ("./other", "draft", ["drafts: has no './eagle'", 'drafts."./other": no --speculative-config']),
+            ("/models/eagle", "draft", ["drafts: has no './eagle'", 'drafts."/models/eagle": must be a Hub id']),
+            ("../eagle", "draft", ["drafts: has no './eagle'", 'drafts."../eagle": must be a Hub id']),
+            ("./eagle", "nowhere", ['drafts."./eagle": ']),
+            ("./eagle", 1, ['drafts."./eagle": must be a string']),
+        ],
+    )
+    def test_one_that_does_not_fit(self, project: Path, name: str, directory: Any, said: list[str]) -> None:
+        found = problems(project, **{"serve-args": list(self.ARGUMENTS), "drafts": {name: directory}})
+        assert len(found) == len(said)
+        assert all(any(problem.startswith(text) for problem in found) for text in said), found
+
+    def test_what_is_no_table(self, project: Path) -> None:
+        assert problems(project, drafts="draft") == ['drafts: must be a table of strings, not a string ("draft").']

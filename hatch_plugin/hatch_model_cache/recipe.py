@@ -67,6 +67,11 @@ class Recipe:
     environment: Mapping[str, str] = _option(
         "table of strings", "Environment variables that the serving host sets for the engine", factory=dict
     )
+    drafts: Mapping[str, str] = _option(
+        "table of strings",
+        "Speculative models: name in `--speculative-config` → directory with its `config.json`, like `config`",
+        factory=dict,
+    )
     python: str | None = _option(
         "string", "Absolute path of the engine's interpreter; `MODEL_CACHE_PYTHON` wins over it", default=None
     )
@@ -98,6 +103,11 @@ class Recipe:
         """Absolute path of the directory with config.json; None when it is to be fetched."""
         return None if self.config is None else (self.project_dir / self.config).resolve()
 
+    @property
+    def draft_dirs(self) -> dict[str, Path]:
+        """Absolute path of the directory of every speculative model."""
+        return {name: (self.project_dir / directory).resolve() for name, directory in self.drafts.items()}
+
     def load_targets(self) -> tuple[AnyTarget, ...]:
         """The targets' data, in the recipe's order."""
         from . import targets
@@ -122,17 +132,19 @@ class Recipe:
         return {option.key: _plain(getattr(self, option.attribute)) for option in options()}
 
     def digest(self) -> str:
-        """SHA-256 (hex) of what decides the artifacts: the options and every file of the config directory.
+        """SHA-256 (hex) of what decides the artifacts: the options and every file of the config directories.
 
-        `python` and the spelling of `config` stay out: they say where something is on this machine, and the
-        same recipe must have the same digest in a checkout, in an unpacked sdist and in CI. Weights are
-        never opened.
+        `python` and the spellings of `config` and `drafts` stay out: they say where something is on this machine, and
+        the same recipe must have the same digest in a checkout, in an unpacked sdist and in CI. Weights are never
+        opened.
         """
-        described = {key: value for key, value in self.as_dict().items() if key not in ("python", "config")}
-        directory = self.config_dir
-        files = None if directory is None else {name: _sha256(path) for name, path in config_files(directory)}
-        document = json.dumps({"options": described, "config": files}, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(document.encode()).hexdigest()
+        described = {key: value for key, value in self.as_dict().items() if key not in ("python", "config", "drafts")}
+        files = None if self.config_dir is None else _digests(self.config_dir)
+        document = {"options": described, "config": files}
+        if self.drafts:
+            document["drafts"] = {name: _digests(directory) for name, directory in self.draft_dirs.items()}
+        canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
     def warnings(self) -> list[str]:
         """What a build should say aloud: nothing wrong, and likely to surprise on the serving host."""
@@ -238,6 +250,10 @@ def config_files(directory: Path) -> Iterator[tuple[str, Path]]:
         if path.suffix.lower() not in WEIGHT_SUFFIXES and path.is_file():
             found[relative.as_posix()] = path
     yield from sorted(found.items())
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    return {name: _sha256(path) for name, path in config_files(directory)}
 
 
 def _sha256(path: Path) -> str:

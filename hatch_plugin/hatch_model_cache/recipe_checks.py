@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from model_cache import small_file
@@ -64,6 +65,7 @@ class _Checker:
             "targets": self.strings("targets", required=True),
             "serve_args": self.strings("serve-args", may_be_empty=True),
             "environment": self.environment(),
+            "drafts": self.drafts(),
             "python": self.string("python", check=_python_problem),
             "name_with_org": self.boolean("name-with-org"),
             "hardware": self.string("hardware", check=_word_problem),
@@ -73,6 +75,7 @@ class _Checker:
         self.kinds(values["engine"], values["targets"])
         self.hardware(values["targets"], values["hardware"])
         self.serve_args(values["serve_args"], values["served_as"], values["revision"])
+        self.speculative(values["serve_args"], values["drafts"])
         return values
 
     def unknown_keys(self) -> None:
@@ -142,6 +145,28 @@ class _Checker:
                 good[name] = item
         return dict(sorted(good.items()))
 
+    def drafts(self) -> dict[str, str]:
+        value = self.table.get("drafts", {})
+        if not isinstance(value, Mapping):
+            self.problem("drafts", f"must be a table of strings, not {_given(value)}.")
+            return {}
+        good = {}
+        for name, item in value.items():
+            text = _draft_problem(name) or _string_problem(item) or _config_problem(item, self.project)
+            if text:
+                self.problem(f"drafts.{json.dumps(printable(name))}", text)
+            else:
+                good[name] = item
+        return dict(sorted(good.items()))
+
+    def speculative(self, arguments: tuple[str, ...], drafts: Mapping[str, str]) -> None:
+        """The speculative model and its configuration belong together."""
+        named = set(speculative_models(arguments))
+        for name in sorted(named - set(self.table.get("drafts", {}))):
+            self.problem("drafts", f"has no {name!r}, which `serve-args` names as speculative model.")
+        for name in sorted(set(drafts) - named):
+            self.problem(f"drafts.{json.dumps(printable(name))}", "no --speculative-config in `serve-args` names it.")
+
     def config(self, config: str | None, model: str | None) -> None:
         if config is None:
             if "config" not in self.table and model and not _is_hub_id(model):
@@ -203,6 +228,26 @@ class _Checker:
                 text = f"{argument!r} stands where a model's name does: the model is the option `model`."
             if text:
                 self.problem(f"serve-args[{index}]", text)
+
+
+def speculative_models(arguments: Sequence[str]) -> Iterator[str]:
+    """The models that ``--speculative-config`` names, as ``{"model": "…"}``."""
+    for index, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag.replace("_", "-") in ("--speculative-config", "-sc"):
+            text = value if equals else "".join(arguments[index + 1 : index + 2])
+            with suppress(ValueError, RecursionError):  # the engine says what is wrong with it
+                options = json.loads(text)
+                if isinstance(options, dict) and isinstance(options.get("model"), str):
+                    yield options["model"]
+
+
+def _draft_problem(name: str) -> str | None:
+    """A draft is put where the engine looks for it, which must be below its working directory."""
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or not name.isprintable() or ":" in name:
+        return "must be a Hub id or a directory relative to where the engine is started."
+    return None
 
 
 def _string_problem(value: Any) -> str | None:
