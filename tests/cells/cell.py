@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.hosts import Host, compile_recipe, pack, write_recipe
 from model_cache.archive import WheelPayload
-from model_cache.errors import ModelCacheError
+from model_cache.errors import CompileError, ModelCacheError
 from model_cache.verify import read_manifest
 
 from .rows import MODELS, Row
@@ -36,7 +36,6 @@ class Answer:
         stand_ins: host reads answered by a made-up value.
         megabytes: size of the wheel.
         seconds: of the compile, and of the engine's look-up.
-        commit: of this project, when it was run.
     """
 
     refused: str = ""
@@ -47,7 +46,6 @@ class Answer:
     stand_ins: int = 0
     megabytes: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
-    commit: str = ""
 
     @property
     def hit(self) -> bool:
@@ -61,17 +59,17 @@ class Bench:
 
     Attributes:
         engine: the interpreter that compiles.
-        serving: the interpreter of the serving environment, which has this project installed.
+        serving: the interpreter of the serving environment.
+        own: this project's wheel, which every other one needs.
         place: an ignored directory for logs and scratch.
         through: command that engine processes are started through, for example a lock on a shared machine.
-        commit: of this project.
     """
 
     engine: str
     serving: Path
+    own: Path
     place: Path
     through: tuple[str, ...]
-    commit: str
 
     def run(self, row: Row, target: str) -> Answer:
         """Run a cell from its recipe on; nothing of an earlier run is used."""
@@ -92,14 +90,16 @@ class Bench:
         artifacts = work / "artifacts"
         done = compile_recipe(project, artifacts, self.engine, self.through)
         compiled = round(time.monotonic() - begun, 1)
+        if done.returncode == CompileError.exit_code:
+            return Answer(_message(done), "compile", seconds={"compile": compiled})
         if done.returncode:
-            return Answer(_message(done), "compile", seconds={"compile": compiled}, commit=self.commit)
+            raise RuntimeError(f"model-cache compile: {_message(done)}")
         wheel = pack(project, artifacts)
-        with WheelPayload(wheel) as payload:
-            manifest = read_manifest(payload)
+        with WheelPayload(str(wheel)) as payload:
+            manifest = read_manifest(payload).manifest
         prefixes = sorted({f"{entry.prefix or entry.component}" for entry in manifest.entries})
         host = Host(self.serving, work / "host", self.through)
-        host.pip_install(wheel)
+        host.pip_install(wheel, self.own)
         try:
             refused, stage, ranks, load = self._serve(row, target, host, served, prefixes)
         finally:
@@ -113,7 +113,6 @@ class Bench:
             stand_ins=sum(item.count for item in manifest.build.stand_ins),
             megabytes=round(wheel.stat().st_size / 1e6, 2),
             seconds={"compile": compiled, "load": load},
-            commit=self.commit,
         )
         if answer.hit:
             shutil.rmtree(work)
@@ -126,6 +125,10 @@ class Bench:
         row.write_model(host.work / served)
         if row.draft:
             shutil.copytree(MODELS / row.draft, host.work / row.draft)
+        # what the engine has noted of its own model classes, from earlier cells: spares it a process that imports all
+        inspected = self.place / "modelinfos"
+        if inspected.is_dir():
+            shutil.copytree(inspected, host.cache_root / inspected.name)
         root = str(host.cache_root)
         done = host.model_cache("deploy", "--assume-target", target, "--root", root, "--json")
         if done.returncode:
@@ -136,13 +139,14 @@ class Bench:
             )
         except ModelCacheError as error:
             return _short(error.message), "serve", 0, 0.0
+        shutil.copytree(host.cache_root / inspected.name, inspected, dirs_exist_ok=True)
         if report.error:
             return _short(report.error), "serve", 0, report.load_seconds
         if not report.warm or report.loaded != len(prefixes):
             counts = f"loaded {report.loaded} of {len(prefixes)} models with {report.parts} parts"
             compiles = f"{report.inductor_compiles} compiles, {report.ptxas_runs} ptxas runs"
             return f"{counts}; {compiles}", "serve", 0, report.load_seconds
-        return "", "", 1, report.load_seconds
+        return "", "", len(report.ranks), report.load_seconds
 
 
 def _message(done: subprocess.CompletedProcess[str]) -> str:
@@ -156,7 +160,7 @@ def _message(done: subprocess.CompletedProcess[str]) -> str:
 
 def _short(text: str) -> str:
     """One line without the paths of this machine."""
-    line = " ".join(re.sub(r"(The engine's log:|Its log:|\(logs?:) .*$", "", " ".join(text.split())).split())
+    line = re.sub(r"(\. (The engine's|Its) log: \S+| \(logs: [^)]*\))", "", " ".join(text.split()))
     line = re.sub(r"/(tmp|var)/\S+", "…", line)
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 

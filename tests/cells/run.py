@@ -22,7 +22,6 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "engines"), str(ROOT / "hatch_pl
 from prepare import prepare  # noqa: E402
 
 from cells import cell, rows, table  # noqa: E402
-from engine.hosts import Host  # noqa: E402
 
 ENGINE = "vllm-0.33.0"
 PLACE = ROOT / ".cells"
@@ -30,17 +29,18 @@ DOCUMENT = ROOT / "docs" / "coverage.md"
 
 
 def bench(through: tuple[str, ...]) -> cell.Bench:
-    """Both environments of the engine, the serving one with this project's wheel."""
+    """Both environments of the engine, the serving one and this project's wheel."""
     own = PLACE / "own"
     shutil.rmtree(own, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", str(own), str(ROOT)], check=True, stdout=-3)
-    serving = prepare(ENGINE, PLACE / "serving" / ENGINE)
-    Host(serving, PLACE).pip_install(*own.glob("*.whl"))
-    engine = prepare(ENGINE, ROOT / ".engines" / ENGINE)
-    described = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", str(own), str(ROOT)],
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
-    return cell.Bench(str(engine), serving, PLACE, through, described.stdout.strip())
+    serving = prepare(ENGINE, PLACE / "serving" / ENGINE)
+    [wheel] = own.glob("*.whl")
+    engine = prepare(ENGINE, ROOT / ".engines" / ENGINE)
+    return cell.Bench(str(engine), serving, wheel, PLACE, through)
 
 
 def path_of(row: rows.Row, column: str) -> Path:

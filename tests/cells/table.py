@@ -24,7 +24,7 @@ def document(rows: Sequence[Row], answers: Answers, engine: str) -> str:
         "",
         "**hit**: compiled from a recipe, packed, installed with pip, deployed, and loaded by a second, fresh and",
         "unmodified `vllm serve`, in every rank, with 0 Inductor compiles and 0 ptxas runs. In brackets: the compiled",
-        "models if there is more than the backbone, the ranks if there is more than one, and the number of GPU kernels.",
+        "models if not just the backbone, the ranks if there is more than one, and the number of GPU kernels.",
         "It does not show that the kernels are right or fast: nothing runs. **refused**: why, in the notes.",
         "",
         f"{len(found)} cells: {hits} hits, {refused} refused, {missing} not run yet.",

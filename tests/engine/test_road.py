@@ -54,25 +54,6 @@ class Built:
         return str(self.manifest()["name"])
 
 
-@pytest.fixture(scope="session")
-def own_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    dist = tmp_path_factory.mktemp("own")
-    subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", str(dist), str(ROOT)], check=True)
-    [wheel] = dist.glob("*.whl")
-    return wheel
-
-
-@pytest.fixture(scope="session")
-def serving(engine_python: str, own_wheel: Path) -> Path:
-    """A second environment with the same engine at another path, as a serving host has it."""
-    sys.path.append(str(ROOT / "engines"))
-    from prepare import prepare
-
-    python = prepare("vllm-0.33.0", ROOT / ".engines" / "serving" / "vllm-0.33.0")
-    Host(python, Path()).pip_install(own_wheel)
-    return python
-
-
 @pytest.fixture(scope="session", params=["llama-tiny", "qwen3-tiny", "qwen3-moe-tiny"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Built:
     """One model compiled for an H100 and an A100, in one wheel."""
