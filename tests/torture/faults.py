@@ -89,6 +89,8 @@ def _one(world: World, case: _Case, chance: random.Random, counts: Counter[str])
         raise Failed(f"{case} at call {number}: the process ended with {status}")
     counts["refused with one line" if status == 3 else "killed" if status else "went on"] += 1
     world.check_not_torn()
+    world.check_one_version(chance)
+    counts["engine starts, each with one version"] += 1
     world.check_healed(chance.choice([*VERSIONS]))
     counts["healed"] += 1
 

@@ -33,6 +33,9 @@ def random_kills(world: World, kills: int, seed: int) -> Counter[str]:
                 raise Failed(f"the process ended by itself with {status}")
             counts["kills"] += 1
             counts["entries looked at"] += world.check_not_torn()
+            if chance.random() < 0.5:
+                world.check_one_version(chance)
+                counts["engine starts, each with one version"] += 1
             world.check_healed(chance.choice([*VERSIONS]))
             counts["healed"] += 1
     finally:
@@ -47,7 +50,8 @@ def random_kills(world: World, kills: int, seed: int) -> Counter[str]:
     if lost:
         raise Failed(f"{len(lost)} of {len(written)} files that the engine added are lost: {lost[:3]}")
     counts["files of the engine, none lost"] += len(written)
-    if idle := [what for what in ("kills", "concurrent reads", "files of the engine, none lost") if not counts[what]]:
+    shown = ("kills", "engine starts, each with one version", "concurrent reads", "files of the engine, none lost")
+    if idle := [what for what in shown if not counts[what]]:
         raise Failed(f"nothing was shown: no {', no '.join(idle)}")
     return counts
 

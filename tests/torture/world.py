@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[2] / "hatch_plugin")]
 
 from factories import CONTENTS, ENTRY_ONE, ENTRY_TWO, NAME, Contents, make_host, make_site  # noqa: E402
-from model_cache import deploy, kept, state  # noqa: E402
+from model_cache import deploy, kept, startup, state  # noqa: E402
 from model_cache.discovery import find  # noqa: E402
 from model_cache.errors import ModelCacheError, NotFoundError  # noqa: E402
 from model_cache.payload import InstalledPayload  # noqa: E402
@@ -64,6 +64,15 @@ class World:
     def remove(self) -> None:
         remove(NAME, str(self.root))
 
+    def start(self, version: str | None) -> list[str]:
+        """The plug-in at the start of an engine with that version installed, or none; what it says."""
+        wheels = find(NAME, [str(self.sites[version])]) if version else []
+        said: list[str] = []
+        startup.read_host = lambda *_: self.host  # type: ignore[assignment]
+        startup.installed = lambda _: wheels[0]  # type: ignore[assignment]
+        startup.deploy_installed(wheels, str(self.root), "torture", lambda text, *, alarm=False: said.append(text))
+        return said
+
     def anything(self, chance: random.Random) -> None:
         """One random change; that there is nothing to remove or to roll back to is fine."""
         what = chance.choice(["deploy", "deploy", "deploy", "rollback", "remove"])
@@ -89,14 +98,23 @@ class World:
                 raise Failed(f"{entry[-4:]} is torn: { {rank: len(data) for rank, data in found.items()} }")
         return len(entries)
 
+    def check_one_version(self, chance: random.Random) -> None:
+        """Start an engine, with some version installed or none, and find all of one version in its way, or nothing."""
+        version = chance.choice([None, *VERSIONS])
+        before = self._state() if (self.root / ".model-cache").is_dir() else None
+        said = self.start(version)
+        found = {p: d for p, d in self.files().items() if f"/{ADDED}/" not in p and ".model-cache-tmp-" not in p}
+        if found and not any(found == expected(one) for one in VERSIONS.values()):
+            raise Failed(f"a mixture after a start with {version}: {sorted(found)}; said: {said}; before: {before}")
+
     def check_healed(self, version: str) -> None:
         """Deploy, and find exactly that version (beside what an engine has added), and nothing unfinished."""
         before = (self.root / ".model-cache").is_dir() and self._state()
         outcome = self.deploy(version)
-        expected = {f"{e}/{path}": data for e, listed in VERSIONS[version].items() for path, data in listed.items()}
+        wanted = expected(VERSIONS[version])
         found = {path: data for path, data in self.files().items() if f"/{ADDED}/" not in path}
-        if found != expected:
-            wrong = sorted(path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path))
+        if found != wanted:
+            wrong = sorted(path for path in found.keys() | wanted.keys() if found.get(path) != wanted.get(path))
             raise Failed(f"after healing to {version}: {wrong}; {outcome}; before: {before}")
         if left := [str(path.relative_to(self.root)) for path in self.root.rglob(".model-cache-tmp-*")]:
             raise Failed(f"left unfinished: {left}")
@@ -124,6 +142,11 @@ class World:
             if not relative.startswith(".model-cache") and path.is_file():
                 found[relative] = path.read_bytes()
         return found
+
+
+def expected(contents: Contents) -> dict[str, bytes]:
+    """The files of one version: path relative to the root → content."""
+    return {f"{entry}/{path}": data for entry, listed in contents.items() for path, data in listed.items()}
 
 
 def read(path: Path) -> bytes | None:
