@@ -134,7 +134,7 @@ def _told(differences: Sequence[changes.Difference], flags: Mapping[str, str]) -
     named = [(_set_by(factor, flags), factor, wheel, here) for factor, wheel, here in differences]
     for set_by, factor, wheel, here in sorted(named, key=lambda one: one[0] is None):
         name = set_by or factor
-        yield Difference(name, _shown(name, wheel), _shown(name, here))
+        yield Difference(name, _shown(wheel), _shown(here))
 
 
 def _set_by(factor: str, flags: Mapping[str, str]) -> str | None:
@@ -147,9 +147,8 @@ def _set_by(factor: str, flags: Mapping[str, str]) -> str | None:
     return flag.removeprefix("--") if flag else None
 
 
-def _shown(name: str, value: str | None) -> str | None:
-    """A value as it may be told: what looks like a secret, by its name or by itself, is not."""
+def _shown(value: str | None) -> str | None:
+    """A value as it may be told: what looks like a secret is not; what is named like one the adapter has withheld."""
     if value is None:
         return None
-    secret = leaks.secret_name(name) or leaks.secret_kind(value.encode()) or _CREDENTIALS.search(value)
-    return "(withheld)" if secret else value
+    return "(withheld)" if leaks.secret_kind(value.encode()) or _CREDENTIALS.search(value) else value
