@@ -74,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
     command = check.parse_command(words)
     environment.update(command.environment)
     manifests = _manifests(arguments.what)
-    target = _target(arguments.target)
+    target = target_record(arguments.target)
     python = interpreter.choose(command.engine, None)
     try:
         with progress.shown(quiet=arguments.quiet) as shown:
@@ -97,7 +97,7 @@ def _manifests(names: Sequence[str]) -> list[Manifest]:
     return found
 
 
-def _target(name: str | None) -> Mapping[str, Any]:
+def target_record(name: str | None) -> Mapping[str, Any]:
     """The record of the named target, or of this host's first GPU."""
     if name is not None:
         return targets.load(name).as_dict()
