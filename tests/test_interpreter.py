@@ -31,28 +31,32 @@ def test_the_variable_wins_over_the_recipe_and_this_interpreter(
 ) -> None:
     given, of_recipe = python(tmp_path, "given"), python(tmp_path, "of-recipe")
     monkeypatch.setenv(interpreter.VARIABLE, given)
-    assert interpreter.choose("json", of_recipe) == given
+    assert interpreter.choose("pytest", of_recipe) == given
 
 
 def test_the_recipe_wins_over_this_interpreter(tmp_path: Path) -> None:
     of_recipe = python(tmp_path, "of-recipe")
-    assert interpreter.choose("json", of_recipe) == of_recipe
+    assert interpreter.choose("pytest", of_recipe) == of_recipe
 
 
 def test_an_empty_variable_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(interpreter.VARIABLE, "")
     of_recipe = python(tmp_path, "of-recipe")
-    assert interpreter.choose("json", of_recipe) == of_recipe
+    assert interpreter.choose("pytest", of_recipe) == of_recipe
 
 
 def test_this_interpreter_if_it_has_the_engine() -> None:
-    assert interpreter.choose("json", None) == sys.executable
+    assert interpreter.choose("pytest", None) == sys.executable
 
 
 def test_the_engine_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loud_engine.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "loud_engine-1.0.dist-info").mkdir()
+    (tmp_path / "loud_engine-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: loud-engine\nVersion: 1.0\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert interpreter.choose("loud_engine", None) == sys.executable
+    assert interpreter.choose("loud-engine", None) == sys.executable
 
 
 def test_no_engine_anywhere_says_all_ways_out() -> None:
@@ -79,7 +83,7 @@ def test_an_unusable_interpreter_is_refused_with_its_source(
     if not of_recipe:
         monkeypatch.setenv(interpreter.VARIABLE, path)
     with pytest.raises(UsageError) as caught:
-        interpreter.choose("json", path if of_recipe else None)
+        interpreter.choose("pytest", path if of_recipe else None)
     assert message in caught.value.message
     assert path in caught.value.message
     assert ("of the recipe" if of_recipe else interpreter.VARIABLE) in caught.value.message
@@ -93,18 +97,18 @@ def test_a_later_python_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["python3", "./venv/bin/python"])
 def test_a_relative_path_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match="must be an absolute path"):
-        interpreter.choose("json", path)
+        interpreter.choose("pytest", path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be run: .*No such file"):
-        interpreter.choose("json", str(tmp_path / "python"))
+        interpreter.choose("pytest", str(tmp_path / "python"))
 
 
 def test_a_file_that_is_not_executable(tmp_path: Path) -> None:
     (tmp_path / "python").write_text("")
     with pytest.raises(UsageError, match=r"cannot be run: .*Permission denied"):
-        interpreter.choose("json", str(tmp_path / "python"))
+        interpreter.choose("pytest", str(tmp_path / "python"))
 
 
 NEUTRAL = {

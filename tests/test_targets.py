@@ -19,7 +19,7 @@ import pytest
 from hatch_model_cache import probe, targets
 from hatch_model_cache.commands import targets as targets_commands
 from hatch_model_cache.targets import CpuTarget, Target, TargetFileError, UnknownTarget
-from model_cache import host
+from model_cache import cpu, host
 from model_cache.errors import NotFoundError, UsageError
 
 NAMES = [
@@ -455,18 +455,20 @@ SKYLAKE = [flag for flag in ZEN4 if flag not in ("avx512_vnni", "avx512_bf16")]
         (SAPPHIRE_RAPIDS, {"ATEN_CPU_CAPABILITY": "avx512"}, "x86-64-amx"),
         (SAPPHIRE_RAPIDS, {"ATEN_CPU_CAPABILITY": "avx2"}, "x86-64-avx2"),
         (["fma", "f16c", "avx2"], {}, "x86-64-avx2"),
+        (SKYLAKE, {}, None),
         (SKYLAKE, {"ATEN_CPU_CAPABILITY": "avx2"}, "x86-64-avx2"),
         (ZEN4, {"ATEN_CPU_CAPABILITY": "default"}, None),
         (["sse2"], {}, None),
     ],
 )
 def test_which_target_a_cpu_is(flags: list[str], environment: dict[str, str], name: str | None) -> None:
-    found = probe.cpu_target(flags, environment, "x86_64")
+    here = cpu.parse(f"model name: A CPU\nflags: {' '.join(flags)}\n", "x86_64", environment, amx=lambda: True)
+    found = probe.cpu_target(environment, here)
     assert (found.name if found else None) == name
-    assert probe.cpu_target(flags, environment, "aarch64") is None
+    assert probe.cpu_target(environment, dataclasses.replace(here, machine="aarch64")) is None
 
 
-def cpu(**changes: Any) -> dict[str, Any]:
+def avx512(**changes: Any) -> dict[str, Any]:
     data = targets.load("x86-64-avx512").as_dict(sources=True) | changes
     return {key: value for key, value in data.items() if value is not None}
 
@@ -488,7 +490,7 @@ def cpu(**changes: Any) -> dict[str, Any]:
 )
 def test_malformed_cpu_target_names_the_key(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(TargetFileError) as caught:
-        targets.from_mapping(cpu(**changes), where="some/file.toml")
+        targets.from_mapping(avx512(**changes), where="some/file.toml")
     assert [found for found in caught.value.problems if problem in found], caught.value.problems
     assert len(caught.value.problems) == 1
 
@@ -512,13 +514,15 @@ def test_a_cpu_cannot_be_pretended() -> None:
 def test_probe_names_the_cpu(
     gpus: list[host.Gpu], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "_cpu_flags", lambda: ZEN4)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    def be(flags: list[str]) -> None:
+        here = cpu.parse(f"flags: {' '.join(flags)}\n", "x86_64", {}, amx=lambda: False)
+        monkeypatch.setattr(cpu, "read", lambda environment: here)
+
+    be(ZEN4)
     assert run("probe") == 0
     assert capsys.readouterr().out == "# No GPU.\n\n# The CPU is of the shipped target x86-64-avx512.\n"
     assert run("probe", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"cpu": "x86-64-avx512", "gpus": []}
-    monkeypatch.setattr(probe, "_cpu_flags", lambda: ["sse2"])
+    be(["sse2"])
     with pytest.raises(NotFoundError, match="No GPU to probe"):
         run("probe")

@@ -60,6 +60,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
     """
     targets = {target.name: target for target in recipe.load_targets()}
     problems = [p for r in results for p in _problems(recipe, r, targets[r.target])]
+    problems += [p for r in results for p in _another_machine(r, targets[r.target])]
     problems += _missing_ranks(recipe, results)
     problems += _disagreements(results)
     if problems:
@@ -69,12 +70,15 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
     for result in results:
         identifier = _factor_set(factors, result.result["factors"])
         for artifact in result.artifacts:
-            file = _keep(result, artifact, out)
+            files = [
+                _keep_model(result, artifact, out),
+                *(_keep_beside(result, artifact["prefix"], f, out) for f in artifact["beside"]),
+            ]
             for key in artifact["keys"]:
                 named = (result.target, artifact["prefix"], key["key"])
                 entry = entries.setdefault(named, _entry(result, artifact, key, identifier))
                 entry["ranks"].append(Path(artifact["path"]).parent.name.removeprefix("rank_"))
-                entry["files"].append(file)
+                entry["files"] += [file for file in files if file not in entry["files"]]  # ranks share kernels
     _keep_logs(results, out)
     first = results[0].result
     document = {
@@ -91,7 +95,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
         "targets": [target.as_dict() for target in targets.values()],
         "serve": {"arguments": list(recipe.serve_args), "environment": dict(recipe.environment)},
         "build": {
-            "mode": "cross",
+            "mode": "native" if any(target.kind == "cpu" for target in targets.values()) else "cross",
             "tool": f"hatch-model-cache {model_cache.__version__}",
             "recipe_digest": recipe.digest(),
             "source": dataclasses.asdict(source_of(recipe)),
@@ -133,6 +137,15 @@ def _problems(recipe: Recipe, rank: RankResult, target: AnyTarget) -> Iterator[s
         yield from (f"{rank}: leftover file {p.name} beside {prefix}" for p in path.parent.iterdir() if p != path)
         code = _no_native_code(artifact) if isinstance(target, CpuTarget) else _kernel_problems(path, target, known)
         yield from (f"{rank}: {prefix}: {problem}" for problem in code)
+
+
+def _another_machine(rank: RankResult, target: AnyTarget) -> Iterator[str]:
+    """Native code is for the machine that compiled it, so that must have been the target, to torch too."""
+    if isinstance(target, CpuTarget):
+        pairs = (("cpu.vec_isa", target.vec_isa), ("cpu.capability", target.cpu_capability))
+        for fact, expected in pairs:
+            if rank.result["unkeyed"].get(fact) != expected:
+                yield f"{rank}: {fact} was {rank.result['unkeyed'].get(fact)!r}, the target is {expected!r}"
 
 
 def _no_native_code(artifact: Mapping[str, Any]) -> Iterator[str]:
@@ -192,23 +205,33 @@ def _entry(rank: RankResult, artifact: Mapping[str, Any], key: Mapping[str, Any]
     }
 
 
-def _keep(rank: RankResult, artifact: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Copy an artifact into the artifact directory and describe it."""
+def _keep_model(rank: RankResult, artifact: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Copy the file of an artifact into the artifact directory and describe it."""
     path = Path(artifact["path"])
     source = f"files/{rank.target}/{path.parent.name}/{artifact['prefix']}/{path.name}"
+    return _keep(path, out, source, f"{path.parent.name}/{path.name}", artifact)
+
+
+def _keep_beside(rank: RankResult, prefix: str, file: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """Copy a file that goes along with an artifact, and describe it."""
+    return _keep(Path(file["source"]), out, f"files/{rank.target}/{prefix}/{file['path']}", file["path"], file)
+
+
+def _keep(path: Path, out: Path, source: str, name: str, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a file to `source` in the artifact directory; describe it as `name` of its entry."""
     destination = out / source
     destination.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, destination)
     with destination.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
-        "path": f"{path.parent.name}/{path.name}",
+        "path": name,
         "source": source,
         "sha256": digest,
         "size": destination.stat().st_size,
-        "mode": "0644",
-        "kind": artifact["kind"],
-        "contains": list(artifact["contains"]),
+        "mode": "0755" if "shared-object" in described["contains"] else "0644",
+        "kind": described["kind"],
+        "contains": list(described["contains"]),
     }
 
 

@@ -59,6 +59,7 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
     """
     out = _checked(out)
     check_engine(recipe)
+    check_machine(recipe)
     python = interpreter.choose(recipe.engine_name, recipe.python)
     with _staging(out) as staging, _scratch(recipe.digest()) as scratch:
         model = scratch / "model"
@@ -69,7 +70,7 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
             result = _run(python, recipe, first, scratch, progress or Silent())
             results.append((first, result))
             others = [_Job(target, rank) for rank in range(1, result["ranks"])]
-            with ThreadPoolExecutor(max_workers=_processes(len(others))) as pool:
+            with ThreadPoolExecutor(max_workers=processes(len(others))) as pool:
                 run = [pool.submit(_run, python, recipe, job, scratch, progress or Silent()) for job in others]
                 results.extend((job, future.result()) for job, future in zip(others, run, strict=True))
         collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]
@@ -130,6 +131,21 @@ def check_engine(recipe: Recipe) -> None:
         raise UsageError(f"engine = {recipe.engine!r} is not known to this release, which knows {versions}.")
 
 
+def check_machine(recipe: Recipe) -> None:
+    """Raise UsageError if a target is a CPU and this machine is not of its kind: its code is native."""
+    from . import probe
+
+    for target in recipe.load_targets():
+        if isinstance(target, targets.CpuTarget):
+            here = probe.cpu_target(recipe.environment)
+            if here != target:
+                is_one = f"is of the target {here.name}" if here else "is of no shipped target"
+                raise UsageError(
+                    f"{target.name} can only be compiled for on such a machine, and this one {is_one}: "
+                    "`model-cache targets show` tells what it takes."
+                )
+
+
 def _copy_config(recipe: Recipe, destination: Path) -> None:
     """The configuration under a neutral path. Weights that lie beside it are not copied: nothing may read them."""
     source = recipe.config_dir
@@ -187,7 +203,7 @@ def _empty(directory: Path) -> None:
             path.unlink()
 
 
-def _processes(jobs: int) -> int:
+def processes(jobs: int) -> int:
     """How many compile processes at a time: at most one per core, and `BYTES_PER_PROCESS` of free memory for each."""
     lines = Path("/proc/meminfo").read_text("ascii").splitlines()
     [available] = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 from model_cache.errors import UsageError
@@ -27,7 +28,7 @@ def choose(engine: str, recipe_python: str | None) -> str:
     """The engine's interpreter: MODEL_CACHE_PYTHON, else the recipe's `python`, else this one if it has the engine.
 
     Args:
-        engine: name of the engine's import package, for example ``"vllm"``.
+        engine: name of the engine's distribution, for example ``"vllm"``.
         recipe_python: the recipe's `python`.
 
     Raises:
@@ -39,7 +40,8 @@ def choose(engine: str, recipe_python: str | None) -> str:
         return _runnable(given, f"{VARIABLE}={given}")
     if recipe_python:
         return _runnable(recipe_python, f"`python` = {recipe_python!r} of the recipe")
-    if importlib.util.find_spec(engine) is not None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        metadata.version(engine)
         return sys.executable
     raise UsageError(
         f"No interpreter with {engine} is known: set {VARIABLE} to one (absolute path), or `python` in the recipe, "

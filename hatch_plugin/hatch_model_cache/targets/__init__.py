@@ -26,6 +26,7 @@ __all__ = [
     "TargetFileError",
     "UnknownTarget",
     "from_mapping",
+    "from_record",
     "load",
     "load_all",
     "load_file",
@@ -116,6 +117,12 @@ def load_file(path: Path) -> AnyTarget:
             f"Target file {path}: `name` is `{target.name}`, but must equal the file's name `{path.stem}`."
         )
     return target
+
+
+def from_record(record: Mapping[str, Any]) -> AnyTarget:
+    """A target as a manifest or a job has it: checked before, and without its sources."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+    return CpuTarget(**values) if values["kind"] == "cpu" else Target(**values)
 
 
 def from_mapping(data: Mapping[str, Any], *, where: str) -> AnyTarget:

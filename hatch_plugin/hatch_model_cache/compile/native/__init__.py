@@ -1,0 +1,57 @@
+"""The real CPU that is here: nothing is pretended but the weights.
+
+Inductor compiles for this machine (``-march=native``), so torch, the engine's worker and its own buffers stay real, and
+operators run. Weights and the inputs of the traced call are FakeTensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from ..pretend import parameters
+from ..pretend.device import Log
+from ..pretend.model_loading import install_inspection
+from ..pretend.patches import Patches
+from . import kernels, weights
+
+__all__ = ["Native", "native"]
+
+
+class Native:
+    """One CPU.
+
+    Attributes:
+        patches, log, count, mode: as `surroundings.Surroundings` says; the engine runs in no mode of ours.
+    """
+
+    def __init__(self) -> None:
+        self.patches = Patches()
+        self.log = Log()
+        self.count = 1
+        self.mode = nullcontext()
+        self._weights: Any = None
+
+    def before_worker(self) -> None:
+        """Let the engine load weights that have no values, and name kernels neutrally."""
+        kernels.install(self.patches)
+        parameters.install(self.patches)
+        self._weights = weights.install(self.patches, self.log)
+
+    def before_trace(self, model: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Plain FakeTensors for Dynamo, in the place of weights and inputs."""
+        parameters.demote(model)
+        fake: tuple[Any, Any] = weights.fake_inputs(self._weights, (args, kwargs))
+        return fake
+
+
+@contextmanager
+def native() -> Iterator[Native]:
+    """The CPU, as surroundings of a compile."""
+    surroundings = Native()
+    install_inspection(surroundings.patches)
+    try:
+        yield surroundings
+    finally:
+        surroundings.patches.undo()

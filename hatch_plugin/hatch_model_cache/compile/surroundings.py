@@ -1,0 +1,59 @@
+"""What surrounds a compile: a pretended GPU, or the real CPU that is here. The target's kind decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from hatch_model_cache import targets
+
+from .pretend.device import Log
+from .pretend.patches import Patches
+
+
+class Surroundings(Protocol):
+    """What an adapter needs of it.
+
+    Attributes:
+        patches: what was replaced.
+        log: what was asked and made up.
+        count: how many devices the engine sees.
+        mode: what the engine runs in.
+    """
+
+    patches: Patches
+    count: int
+
+    @property
+    def log(self) -> Log: ...
+    @property
+    def mode(self) -> AbstractContextManager[Any]: ...
+
+    def before_worker(self) -> None:
+        """Answer for the model loader. Call when the engine's configuration is made and its worker is not."""
+
+    def before_trace(self, model: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Make a model and the arguments of its first call what Dynamo can trace without values; the arguments."""
+
+
+@contextmanager
+def surround(record: Mapping[str, Any], *, scratch: Path) -> Iterator[Surroundings]:
+    """Be where the target is, until the block ends. Call before the engine is imported.
+
+    Args:
+        record: the target, as in the manifest.
+        scratch: a directory for what must be a file.
+    """
+    target = targets.from_record(record)
+    if isinstance(target, targets.CpuTarget):
+        from .native import native
+
+        with native() as surroundings:
+            yield surroundings
+    else:
+        from .pretend import pretend
+
+        with pretend(target, scratch=scratch) as pretence:
+            yield pretence
