@@ -19,6 +19,7 @@ from .pack import Packed, pack
 from .recipe import HOOK, WEIGHT_SUFFIXES, Recipe, config_files
 from .recipe_file import build_table, check_name, parse
 from .wheel_check import check_wheel
+from .wheel_size import check_size, parse_size
 
 if TYPE_CHECKING:
     from model_cache.ed25519 import PrivateKey
@@ -43,6 +44,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
     _staging: TemporaryDirectory[str] | None = None
     _packed: Packed | None = None
     _key: PrivateKey | None = None
+    _limit: int | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Prepare one build: hatchling calls this for the sdist, and again for the wheel."""
@@ -74,6 +76,8 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
             self._stop(DamagedError("The finished wheel is not as it was prepared, and is deleted:", problems))
         if self._key is not None:
             self._sign(Path(artifact_path), self._key)
+        if self._limit is not None:
+            self._check_size(Path(artifact_path), self._packed, package, self._limit)
         self._clean_staging()
 
     def _sign(self, wheel: Path, key: PrivateKey) -> None:
@@ -82,6 +86,13 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         try:
             sign_wheel(wheel, key, created=time_of_build())
         except ModelCacheError as error:
+            wheel.unlink()
+            self._stop(error)
+
+    def _check_size(self, wheel: Path, packed: Packed, package: str, limit: int) -> None:
+        try:
+            check_size(wheel, packed.manifest, package, limit)
+        except UsageError as error:
             wheel.unlink()
             self._stop(error)
 
@@ -119,6 +130,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         if "+" in version:
             self._warn(f"project.version {version} has a local part (+…), which public indexes refuse.")
         self._key = _signing_key()  # before anything is compiled
+        self._limit = parse_size(recipe.max_wheel_size) if recipe.max_wheel_size else None
         self._staging = TemporaryDirectory(prefix="model-cache-build-")
         staging = Path(self._staging.name)
         artifacts = self._artifacts(recipe, staging)

@@ -85,6 +85,11 @@ class Recipe:
         "`serve-args` or `environment`",
         default=None,
     )
+    max_wheel_size: str | None = _option(
+        "string",
+        'Largest wheel that a build may leave, like `"100 MB"`; the limit of public indexes is often that',
+        default=None,
+    )
     project_dir: Path = field(default=Path(), compare=False, repr=False)
     """Where `pyproject.toml` is; no option."""
 
@@ -135,10 +140,11 @@ class Recipe:
         """SHA-256 (hex) of what decides the artifacts: the options and every file of the config directories.
 
         `python` and the spellings of `config` and `drafts` stay out: they say where something is on this machine, and
-        the same recipe must have the same digest in a checkout, in an unpacked sdist and in CI. Weights are never
-        opened.
+        the same recipe must have the same digest in a checkout, in an unpacked sdist and in CI. So does the size that
+        a wheel may have. Weights are never opened.
         """
-        described = {key: value for key, value in self.as_dict().items() if key not in ("python", "config", "drafts")}
+        outside = ("python", "config", "drafts", "max-wheel-size")
+        described = {key: value for key, value in self.as_dict().items() if key not in outside}
         files = None if self.config_dir is None else _digests(self.config_dir)
         document = {"options": described, "config": files}
         if self.drafts:

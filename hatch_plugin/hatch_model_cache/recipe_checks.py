@@ -17,6 +17,7 @@ from . import naming, targets
 from .compile import engines
 from .leaks import secret_kind, secret_name
 from .recipe import config_files, options
+from .wheel_size import size_problem
 
 ENGINES = engines.NAMES
 """Engines with an adapter."""
@@ -70,6 +71,7 @@ class _Checker:
             "name_with_org": self.boolean("name-with-org"),
             "hardware": self.string("hardware", check=_word_problem),
             "variant": self.string("variant", check=_word_problem),
+            "max_wheel_size": self.string("max-wheel-size", check=size_problem),
         }
         self.config(values["config"], model)
         self.kinds(values["engine"], values["targets"])
