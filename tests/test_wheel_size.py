@@ -56,7 +56,7 @@ def test_a_larger_one_is_deleted_and_says_where_its_bytes_are(tmp_path: Path) ->
     )
     sizes = {match[1]: float(match[2]) for part in parts if (match := re.fullmatch(r"  - (.+): ([\d.]+) kB", part))}
     assert sizes.keys() == {"vllm-aot for h100-sxm5-80gb", "vllm-aot for h200", "manifest and metadata"}
-    assert sizes["vllm-aot for h200"] > 3, "the payload does not compress"
+    assert sizes["vllm-aot for h200"] >= 3, "the payload does not compress"
 
 
 def test_a_signature_counts_too(tmp_path: Path) -> None:
