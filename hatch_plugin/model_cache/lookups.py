@@ -38,6 +38,7 @@ class LookUp:
         parts: compiled parts in it; 0 means that the model runs uncompiled.
         seconds: the look-up took.
         wheel: distribution that had put it there, or "".
+        mended: a fault of the engine was mended for it (`mends`).
         adopted: it had been built under another name of the model.
         nearest: of a miss, the wheel that comes nearest, or "".
         differences: what differs from that one.
@@ -53,6 +54,7 @@ class LookUp:
     parts: int
     seconds: float
     wheel: str
+    mended: bool = False
     adopted: bool = False
     nearest: str = ""
     reason: str = ""

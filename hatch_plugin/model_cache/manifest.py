@@ -14,6 +14,10 @@ from model_cache.consistency import inconsistencies
 from model_cache.errors import DamagedError
 from model_cache.names import unsafe_path
 from model_cache.strict_json import Fields, loads
+from model_cache.target_record import CpuRecord as CpuRecord
+from model_cache.target_record import GpuRecord as GpuRecord
+from model_cache.target_record import TargetRecord as TargetRecord
+from model_cache.target_record import target_record
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
@@ -22,7 +26,6 @@ MAX_BYTES = 16 * 1024 * 1024
 FILE_NAME = "manifest.json"
 CONTAINS = frozenset({"bytecode", "cubin", "json", "other", "pickle", "ptx", "shared-object", "source"})
 MODES = frozenset({"0644", "0755"})
-KINDS = frozenset({"cpu", "gpu"})
 BUILD_MODES = frozenset({"capture", "cross", "native"})
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -32,7 +35,6 @@ _NAME = re.compile(r"model-cache-[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.!+_-]{0,99}")
 _WORD = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 _IDENTIFIER = re.compile(r"\w[\w.+:-]{0,199}", re.ASCII)
-_CAPABILITY = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
 _RANK = re.compile(r"[0-9]{1,6}_[0-9]{1,6}")
 _SOME = re.compile(r"[^\x00-\x1f\x7f]+")
 
@@ -64,56 +66,6 @@ class Engine:
     cuda: str | None
     python: str
     platform: str
-
-
-@dataclass(frozen=True)
-class GpuRecord:
-    """A GPU as the build saw it: a target file without its sources. Memory sizes in bytes, clocks in kHz."""
-
-    name: str
-    kind: str
-    """"gpu"."""
-    device_name: str
-    vendor: str
-    compute_capability: str
-    sm_count: int
-    total_memory: int
-    l2_cache_size: int
-    shared_memory_per_block: int
-    shared_memory_per_block_optin: int
-    shared_memory_per_multiprocessor: int
-    registers_per_multiprocessor: int
-    max_threads_per_multiprocessor: int
-    max_threads_per_block: int
-    warp_size: int
-    clock_rate: int
-    memory_clock_rate: int
-    memory_bus_width: int
-    unverified: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CpuRecord:
-    """A kind of CPU as the build saw it: a target file without its sources.
-
-    Attributes:
-        kind: "cpu".
-        machine: as `os.uname` says it.
-        vec_isa: the instruction set that Inductor vectorizes for, as torch's `pick_vec_isa` names it.
-        cpu_capability: what torch's own operators use, as `torch.backends.cpu.get_cpu_capability` says it.
-        flags: of /proc/cpuinfo, which every host must have.
-    """
-
-    name: str
-    kind: str
-    machine: str
-    vec_isa: str
-    cpu_capability: str
-    flags: tuple[str, ...]
-
-
-TargetRecord = GpuRecord | CpuRecord
-"""What a wheel was built for; `kind` tells them apart."""
 
 
 @dataclass(frozen=True)
@@ -321,28 +273,6 @@ def _engine(f: Fields) -> Engine:
         python=f.text("python", _VERSION),
         platform=f.text("platform", _IDENTIFIER),
     )
-
-
-def target_record(f: Fields) -> TargetRecord:
-    """Read one target; also used for records that do not come from a manifest."""
-    if f.text("kind", choices=KINDS) == "cpu":
-        return CpuRecord(
-            name=f.text("name", _WORD),
-            kind="cpu",
-            machine=f.text("machine", _IDENTIFIER),
-            vec_isa=f.text("vec_isa", _SOME),
-            cpu_capability=f.text("cpu_capability", _IDENTIFIER),
-            flags=f.texts("flags", _IDENTIFIER, least=1),
-        )
-    texts = {
-        "name": f.text("name", _WORD),
-        "device_name": f.text("device_name", _SOME),
-        "vendor": f.text("vendor", _WORD),
-        "compute_capability": f.text("compute_capability", _CAPABILITY),
-    }
-    numbers = {field.name: f.integer(field.name) for field in fields(GpuRecord) if field.type == "int"}
-    unverified = f.texts("unverified", _IDENTIFIER)
-    return GpuRecord(kind="gpu", **texts, **numbers, unverified=unverified)  # type: ignore[arg-type]
 
 
 def _serve(f: Fields) -> Serve:

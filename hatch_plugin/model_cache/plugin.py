@@ -19,7 +19,6 @@ LOGGER = "vllm.model_cache"
 the server's log without any change to its configuration."""
 
 DISABLE = "MODEL_CACHE_DISABLE"
-ENGINE = "vllm"
 
 
 def register() -> None:
@@ -36,7 +35,7 @@ def register() -> None:
 def _run() -> None:
     from model_cache import discovery
 
-    scan = discovery.scan(also=(ENGINE, "torch", "triton"))
+    scan = discovery.scan(also=(*discovery.ENGINES, "torch", "triton"))
     root = _root(installed=bool(scan.wheels))
     if root is None:
         return
@@ -80,8 +79,9 @@ def _watch(root: str) -> None:
 
 
 def _record(module: ModuleType, root: str) -> None:
-    from model_cache import watch
+    from model_cache import mends, watch
 
+    mends.wrap(module, root, _say)  # first, so that what is recorded is what came of it
     watch.wrap(module, root, _say)
 
 

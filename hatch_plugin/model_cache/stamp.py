@@ -25,6 +25,7 @@ SYSTEM_KEYS = "/etc/model-cache/trusted.d"
 KEEP = 16
 
 _VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
     "LD_LIBRARY_PATH",
@@ -33,6 +34,7 @@ _VARIABLES = (
     "MODEL_CACHE_POLICY",
     "MODEL_CACHE_TRUST",
     "NVIDIA_VISIBLE_DEVICES",
+    "TORCHINDUCTOR_VEC_ISA_OK",
 )
 
 
@@ -44,14 +46,14 @@ class Stamp(NamedTuple):
 
 
 def identity(others: Iterable[str], environ: Mapping[str, str] = os.environ) -> str:
-    """One line that is another one when this host could be: other GPUs, engine, torch, triton or Python.
+    """One line that is another one when this host could be: other GPUs, compiler, engine, torch, triton or Python.
 
     others: the dist-info directories of engine, torch and triton. The boot id stands for the hardware, so GPUs
-    are asked again after each boot.
+    and CPU are asked again after each boot.
     """
     parts = [__version__, sys.version, sys.prefix, *os.uname()[3:], _boot_id()]
     parts += [f"{name}={environ.get(name)}" for name in _VARIABLES]
-    parts += _devices()
+    parts += [*_devices(), *_compiler(environ)]
     parts += _keys(environ)
     for path in others:
         site = path.rpartition("/")[0]
@@ -155,6 +157,14 @@ def _keys(environ: Mapping[str, str]) -> list[str]:
 
 def _devices() -> list[str]:
     return [name for name in _names("/dev") if name.startswith("nvidia")]
+
+
+def _compiler(environ: Mapping[str, str]) -> list[str]:
+    """Where the C++ compiler is that torch would call (as in `cpu.read_compiler`), and which file that is."""
+    name = environ.get("CXX") or "g++"
+    folders = [""] if "/" in name else environ.get("PATH", "").split(":")
+    found = ((path, _times(path)) for folder in folders if (path := f"{folder}/{name}" if folder else name))
+    return [*next((one for one in found if one[1] != "-"), ("-", name))]
 
 
 def _names(directory: str) -> list[str]:

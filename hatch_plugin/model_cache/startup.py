@@ -13,7 +13,7 @@ from typing import Protocol
 
 from model_cache import files, fit, plan, recovery, stamp, state, withdrawal
 from model_cache.deploy import Outcome, deploy
-from model_cache.discovery import Installed
+from model_cache.discovery import ENGINES, Installed
 from model_cache.errors import MismatchError, ModelCacheError, NotFoundError
 from model_cache.host import ASSUME_TARGET, Host, read_host
 from model_cache.lookup import installed
@@ -29,8 +29,6 @@ SECONDS = 9.0
 GRACE = 1.0
 """After this much more the engine's start goes on without waiting: a disk that does not answer holds a thread up, not
 the engine."""
-
-ENGINE = "vllm"
 
 
 class Say(Protocol):
@@ -113,7 +111,7 @@ class _Start:
         self.messages: list[str] = []
         self.settled = True
         self._say = say
-        self._host: Host | None = None
+        self._hosts: dict[str, Host] = {}
         self._failures: list[str] = []
 
     def deploy(self, wheel: Installed) -> bool:
@@ -124,7 +122,7 @@ class _Start:
             with InstalledPayload(installed(wheel.name)) as payload:
                 return self._deploy(payload)
         except MismatchError as error:
-            self.settled = self.settled and not (self._host and self._host.hardware.failed)
+            self.settled = self.settled and not any(host.hardware.failed for host in self._hosts.values())
             self._repeat(": ".join(filter(None, [error.message, "; ".join(error.problems)])))
         except DeadlineError:
             raise
@@ -134,9 +132,9 @@ class _Start:
 
     def _deploy(self, payload: InstalledPayload) -> bool:
         known = read_manifest(payload)
-        if known.manifest.engine.name != ENGINE:
+        if known.manifest.engine.name not in ENGINES:
             return False
-        host = self._host_of(ENGINE)
+        host = self._host_of(known.manifest.engine.name)
         if outdated := fit.outdated(known.manifest.engine, host):
             # Not to be repeated: said once is enough.
             differences = "; ".join(map(str, outdated))
@@ -208,10 +206,12 @@ class _Start:
         self._repeat(text)
 
     def _host_of(self, engine: str) -> Host:
-        if engine != ENGINE:
+        if engine not in ENGINES:
             raise MismatchError(f"{engine} does not start here")
-        self._host = self._host or read_host(ENGINE, os.environ.get(ASSUME_TARGET) or None, self.deadline.remaining())
-        return self._host
+        if engine not in self._hosts:
+            assumed = os.environ.get(ASSUME_TARGET) or None
+            self._hosts[engine] = read_host(engine, assumed, self.deadline.remaining())
+        return self._hosts[engine]
 
     def _repeat(self, message: str) -> None:
         self.messages.append(message)

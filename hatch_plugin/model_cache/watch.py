@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from model_cache import lookups, state
+from model_cache import lookups, mends, state
 from model_cache.errors import ModelCacheError
 from model_cache.lookups import CACHE, LookUp
 from model_cache.nearest import Nearest
@@ -41,7 +41,7 @@ def wrap(module: ModuleType, root_path: str, say: Say) -> None:
         return
 
     def recorded(model: Any, path: Any) -> Any:
-        begun, parts = time.monotonic(), _parts()
+        begun, before = time.monotonic(), _loaded()
         nearest = _met(model, str(path), root_path, say)
         loaded = None
         try:
@@ -50,8 +50,8 @@ def wrap(module: ModuleType, root_path: str, say: Say) -> None:
         finally:
             # whatever goes wrong here, the engine gets what its own function gave
             with suppress(Exception):
-                seconds = time.monotonic() - begun
-                _noted(root_path, model, str(path), nearest, loaded is not None, _parts() - parts, seconds, say)
+                seconds, parts = time.monotonic() - begun, _parts(before, _loaded())
+                _noted(root_path, model, str(path), nearest, loaded is not None, parts, seconds, say)
 
     recorded._recorded = True  # type: ignore[attr-defined]
     setattr(module, FUNCTION, recorded)
@@ -71,10 +71,18 @@ def _met(model: Any, path: str, root_path: str, say: Say) -> Nearest:
         return Nearest()
 
 
-def _parts() -> int:
-    """Compiled parts loaded so far, by the engine's own counter (vllm 0.33.0, vllm/compilation/counter.py)."""
-    module = sys.modules.get("vllm.compilation.counter")
-    return int(getattr(getattr(module, "compilation_counter", None), "num_compiled_artifacts_loaded", 0))
+def _loaded() -> tuple[int, int]:
+    """What the process has loaded: compiled parts by the engine's own counter (vllm 0.33.0,
+    vllm/compilation/counter.py), and modules of generated code (torch 2.13.0, torch/_inductor/codecache.py,
+    `PyCodeCache`)."""
+    counter = getattr(sys.modules.get("vllm.compilation.counter"), "compilation_counter", None)
+    code = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    return int(getattr(counter, "num_compiled_artifacts_loaded", 0)), len(getattr(code, "modules", ()))
+
+
+def _parts(before: tuple[int, int], after: tuple[int, int]) -> int:
+    """Compiled parts loaded in between. On CPUs vLLM counts none; there each compiled graph is one module of code."""
+    return after[0] - before[0] or after[1] - before[1]
 
 
 def _noted(
@@ -103,6 +111,7 @@ def _note(
             parts=parts,
             seconds=round(seconds, 3),
             wheel=wheel,
+            mended=hit and path in mends.mended_paths,
             adopted=adopted,
             nearest="" if hit else nearest.wheel,
             differences=() if hit else nearest.differences,
