@@ -119,7 +119,7 @@ def test_every_install_line_is_pinned_to_the_commit_that_holds_the_wheel(
     text = hub.content(REPOSITORY, "main", "README.md").decode()
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     url = f"{hub.endpoint}/{REPOSITORY}/resolve/{commit}/{wheel.name}"
-    lines = [f"model-cache pull {URL}@{commit} --install", f"pip install '{NAME} @ {url}#sha256={digest}'"]
+    lines = [f"model-cache pull {URL}@{commit} --install", f"pip install --no-deps '{NAME} @ {url}#sha256={digest}'"]
     assert answer["install"] == lines
     assert all(line in text.splitlines() for line in lines)
     assert not re.search(r"extra-index-url|@main|resolve/main", text)

@@ -32,8 +32,10 @@ BUILD_COMMANDS = {
     "check": "say before the start whether the engine would load a wheel, and why not",
     "compile": "compile a recipe for its targets, without a GPU and without weights",
     "diff": "say what differs between two wheels, down to the kernel",
+    "find": "say which wheel for a model fits this host, before anything is downloaded",
     "index": "make a static package index of wheels, with a catalogue page",
     "keygen": "make a key pair to sign wheels with",
+    "matrix": "plan and build many wheels from one file",
     "new": "make a recipe project from the command that serves the model",
     "pull": "download or install a wheel from the Hub",
     "push": "publish a wheel on the Hub",
@@ -203,8 +205,8 @@ def _add_rollback(commands: _Commands) -> None:
 def _add_gc(commands: _Commands) -> None:
     more = (
         "Gone: not\ninstalled any more. Stale: built for another engine, torch, Triton or Python than is installed. "
-        "Not trusted:\nsigned by a key that is revoked, or not as this host requires; that is kept, out of the engine's "
-        "way. Files that\nthe engine has added are named and stay; what killed deploys left is deleted."
+        "Not trusted:\nsigned by a key that is revoked, or not as this host requires; that is kept out of the way. "
+        "Files that the engine\nhas added are named and stay; what killed deploys left is deleted."
     )
     text = "take out of a cache root what belongs to wheels that are gone, stale or not trusted any more"
     parser = _add(commands, "gc", text, more)

@@ -14,22 +14,13 @@ from model_cache.names import printable
 from model_cache.signature import short
 
 from .hub_address import HubAddress
+from .installing import pip_line, pull_line
 
-__all__ = ["FILE_NAME", "pinned_commit", "pip_line", "pull_line", "render"]
+__all__ = ["FILE_NAME", "pinned_commit", "render"]
 
 FILE_NAME = "README.md"
 MAX_BYTES = 1024 * 1024
 _TEMPLATE = Path(__file__).with_name("templates") / "card.md.jinja"
-
-
-def pull_line(pinned: HubAddress) -> str:
-    """The command that installs the wheel of one commit."""
-    return f"model-cache pull {pinned} --install"
-
-
-def pip_line(name: str, url: str, sha256: str) -> str:
-    """The command with which pip (or uv) takes one file and refuses every other content. No index is asked for it."""
-    return f"pip install {shlex.quote(f'{name} @ {url}#sha256={sha256}')}"
 
 
 def render(

@@ -163,6 +163,12 @@ class Hub:
             with self.told(address):
                 self.api.hf_hub_download(address.repo, name, revision=address.branch)
 
+    def is_open(self, address: HubAddress) -> bool:
+        """Whether anybody may read the repository, without a token."""
+        with self.told(address):
+            info = self.api.repo_info(address.repo)
+        return not getattr(info, "private", True) and not getattr(info, "gated", True)
+
     def files(self, address: HubAddress) -> dict[str, RemoteFile]:
         """The files at the top of a revision: name → file. Folders are left out."""
         with self.told(address):

@@ -1,8 +1,9 @@
-"""Put a verified wheel into the Python environment that runs this, with the installer that it has."""
+"""Commands that install a wheel and nothing else: the ones told to users, and the one run here."""
 
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,22 @@ from pathlib import Path
 from model_cache.errors import ModelCacheError, UsageError
 from model_cache.names import printable
 
-__all__ = ["command", "install"]
+from .hub_address import HubAddress
+
+__all__ = ["command", "install", "pip_line", "pull_line"]
+
+
+def pip_line(name: str, url: str, sha256: str) -> str:
+    """The command with which pip or uv installs the file at `url`, and refuses one with another content.
+
+    No name is looked up in any index: the only dependency, hatch-model-cache, has to be installed.
+    """
+    return f"pip install --no-deps {shlex.quote(f'{name} @ {url}#sha256={sha256}')}"
+
+
+def pull_line(pinned: HubAddress) -> str:
+    """The command that installs the wheel of one commit on the Hub."""
+    return f"model-cache pull {pinned} --install"
 
 
 def command(wheel: Path) -> Sequence[str]:

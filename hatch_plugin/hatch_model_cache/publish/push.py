@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,9 @@ from model_cache.verify import Deadline, hash_file, verify
 from . import card
 from .hub import WHEEL_FILE, Hub, RemoteFile
 from .hub_address import DEFAULT_BRANCH, HubAddress, is_commit
+from .installing import pip_line, pull_line
 
 __all__ = ["Local", "Pushed", "Release", "push", "release"]
-
-MAX_WHEEL_BYTES = 1 << 50
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def release(path: Path) -> Release:
     if not WHEEL_FILE.fullmatch(path.name):
         raise UsageError(f"{path}: is not the file name of a wheel")
     with path.open("rb") as file:
-        sha256, size = hash_file(file, MAX_WHEEL_BYTES, Deadline())
+        sha256, size = hash_file(file, os.fstat(file.fileno()).st_size, Deadline())
     with WheelPayload(str(path)) as payload:
         verified = verify(payload)
         small = {manifests.FILE_NAME: payload.read(manifests.FILE_NAME, manifests.MAX_BYTES)}
@@ -267,8 +267,8 @@ class _Push:
         install: tuple[str, ...] = ()
         if pinned:
             at = self.address.at(pinned)
-            line = card.pip_line(self.what.manifest.name, self.hub.url(at, wheel.name), wheel.sha256)
-            install = (card.pull_line(at), line)
+            line = pip_line(self.what.manifest.name, self.hub.url(at, wheel.name), wheel.sha256)
+            install = (pull_line(at), line)
         files = tuple(uploaded), tuple(deleted)
         return Pushed(
             self.address, pinned, head, wheel.name, wheel.size, wheel.sha256, *files, created, install, dry_run
