@@ -146,6 +146,10 @@ class LoopbackHub:
             raise MissingError("RevisionNotFound", f"Invalid rev id: {revision}")
         return repository
 
+    def visibility(self, name: str) -> dict[str, bool]:
+        """Who may see a repository: here everybody."""
+        return {"private": False, "gated": False}
+
     def served(self, model: str) -> list[str]:
         """Names of the files of `model` whose content was sent, in order, each once."""
         pattern = re.compile(rf"/{re.escape(model)}/resolve/[^/]+/(.+)")
@@ -249,9 +253,8 @@ class Handler(BaseHTTPRequestHandler):
                 "modelId": name,
                 "author": name.partition("/")[0],
                 "sha": repository.sha,
-                "private": False,
-                "gated": False,
                 "disabled": False,
+                **self.hub.visibility(name),
                 "downloads": 0,
                 "likes": 0,
                 "tags": [],

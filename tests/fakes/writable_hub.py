@@ -103,6 +103,10 @@ class WritableHub(LoopbackHub):
             raise MissingError("RevisionNotFound", f"Invalid rev id: {revision}")
         return found.commits[sha]
 
+    def visibility(self, name: str) -> dict[str, bool]:
+        """Who may see a repository."""
+        return {"private": self.branches[name].private, "gated": self.branches[name].gated}
+
     def create(self, name: str, *, private: bool = False, gated: bool = False) -> None:
         """A repository with its first commit, which holds .gitattributes, as the Hub makes it."""
         first = Repository(

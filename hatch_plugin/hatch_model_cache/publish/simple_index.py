@@ -123,7 +123,7 @@ def _files(page: Page) -> Iterator[Link]:
 
 
 def _document(page: Page) -> dict[str, object]:
-    document = loads(page.body, shown(page.url), MAX_LIST_BYTES)
+    document = loads(page.body, shown(page.url), len(page.body))
     meta = document.get("meta") if isinstance(document, dict) else None
     version = str(meta.get("api-version")) if isinstance(meta, dict) else ""
     if not isinstance(document, dict) or not version.startswith("1."):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import netrc
+import os
 import re
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from typing import IO, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 
 from model_cache import __version__, bounded
-from model_cache.errors import DamagedError, ModelCacheError, NotFoundError, UsageError
+from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
 from model_cache.names import printable
 from model_cache.verify import Deadline
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 _PIECE = 64 * 1024
 _SOCKET_SECONDS = 15.0
+_PLAIN = re.compile(r"[!-~]+")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
@@ -78,6 +80,7 @@ class Web:
 
     def __init__(self, seconds: float = 60.0) -> None:
         self._deadline = Deadline(seconds)
+        self._logins: dict[tuple[str, str], tuple[str, str]] = {}
         self._opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(),
@@ -105,7 +108,7 @@ class Web:
         return self._ask(url, headers, lambda answer: _part(answer, url, limit))
 
     def _ask(self, url: str, headers: dict[str, str], read: Callable[[HTTPResponse], T]) -> T:
-        request = _request(url, headers)
+        request = self._request(url, headers)
 
         def work() -> T:
             with self._opener.open(request, timeout=_SOCKET_SECONDS) as answer:
@@ -126,6 +129,27 @@ class Web:
             reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
             raise ModelCacheError(f"{shown(url)}: cannot be read: {printable(str(reason)):.200}") from None
 
+    def _request(self, url: str, headers: dict[str, str]) -> urllib.request.Request:
+        """Raises DamagedError when `url` is no address of a web server."""
+        try:
+            parts = urlsplit(url)
+            host, user, password, _ = parts.hostname, parts.username, parts.password, parts.port
+        except ValueError:
+            host = user = password = None
+        if not host or parts.scheme not in ("http", "https") or not _PLAIN.fullmatch(url):
+            raise DamagedError(f"{shown(url) or 'an empty text':.200} is no address of a web server")
+        origin = (parts.scheme, parts.netloc.rpartition("@")[2])
+        if user:
+            self._logins[origin] = (unquote(user), unquote(password or ""))
+        request = urllib.request.Request(urlunsplit(_without_login(url)._replace(fragment="")))  # noqa: S310 - checked
+        for name, value in {"User-Agent": f"hatch-model-cache/{__version__}", **headers}.items():
+            request.add_header(name, value)
+        if login := self._logins.get(origin) or _login_of(host):
+            # unredirected: urllib hands other headers on to wherever a redirect leads
+            token = base64.b64encode(":".join(login).encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {token}")
+        return request
+
 
 def _refusal(url: str, status: int) -> ModelCacheError:
     if status in (404, 410):
@@ -134,33 +158,15 @@ def _refusal(url: str, status: int) -> ModelCacheError:
         return ModelCacheError(f"{shown(url)}: the server wants a login, or another one: put it into ~/.netrc")
     if status == 416:
         return DamagedError(f"{shown(url)}: the server has no such part of the file")
+    if status in (301, 302, 303, 307, 308):
+        return ModelCacheError(f"{shown(url)}: the server leads in a circle, or to no web server")
     return ModelCacheError(f"{shown(url)}: the server answers with status {status}")
-
-
-def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
-    try:
-        parts = urlsplit(url)
-        host, user, password = parts.hostname, parts.username, parts.password
-        _ = parts.port
-    except ValueError as error:
-        raise UsageError(f"{printable(url.rpartition('@')[2]):.200} is no URL: {error}") from None
-    if parts.scheme not in ("http", "https") or not host or not url.isascii() or printable(url) != url or " " in url:
-        raise DamagedError(f"{shown(url):.200} is no address of a web server")
-    request = urllib.request.Request(urlunsplit(_without_login(url)._replace(fragment="")))  # noqa: S310 - checked
-    for name, value in {"User-Agent": f"hatch-model-cache/{__version__}", **headers}.items():
-        request.add_header(name, value)
-    login = (unquote(user), unquote(password or "")) if user else _login_of(host)
-    if login:
-        # unredirected: urllib hands other headers on to wherever a redirect leads
-        token = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
-        request.add_unredirected_header("Authorization", f"Basic {token}")
-    return request
 
 
 def _login_of(host: str) -> tuple[str, str] | None:
     """What ~/.netrc (or NETRC) says of a host, as pip reads it."""
     try:
-        found = netrc.netrc().authenticators(host)
+        found = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
     except (OSError, netrc.NetrcParseError):
         return None
     return (found[0], found[2] or "") if found else None
@@ -180,7 +186,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         """Follow to web servers only, and never from an encrypted one to one that is not."""
         if not newurl.startswith("https://" if req.full_url.startswith("https://") else ("http://", "https://")):
-            raise ValueError(f"the server leads to {shown(newurl):.200}")
+            raise ValueError(f"it leads to {shown(newurl):.200}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
