@@ -5,6 +5,7 @@ The payload is synthetic. Screenshots lie in .pytest_cache/d/screenshots, to be 
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 import subprocess
@@ -296,6 +297,57 @@ def test_links_lead_to_the_files(open_page: Open, served: str) -> None:
     for link in page.locator("main a, footer a").all():
         address = link.evaluate("one => one.href")
         assert page.request.get(address).ok, address
+
+
+SHOWCASE = [
+    ("openai/gpt-oss-120b", "GptOssForCausalLM", H200, "0.34.0", 9.1, 141, True),
+    ("openai/gpt-oss-120b", "GptOssForCausalLM", H100, "0.34.0", 8.7, 134, True),
+    ("meta-llama/Llama-3.1-8B-Instruct", "LlamaForCausalLM", H100, "0.34.0", 2.7, 46, True),
+    ("meta-llama/Llama-3.1-8B-Instruct", "LlamaForCausalLM", H100, "0.33.0", 2.6, 45, True),
+    ("meta-llama/Llama-3.1-8B-Instruct", "LlamaForCausalLM", A100, "0.33.0", 2.4, None, False),
+    ("Qwen/Qwen3-8B", "Qwen3ForCausalLM", H100, "0.34.0", 3.3, 52, True),
+    ("Qwen/Qwen3-8B", "Qwen3ForCausalLM", H200, "0.34.0", 3.4, 53, True),
+]
+
+
+def test_the_picture_of_the_guide(browser: Browser, tmp_path: Path, screenshot: Callable[[Page, str], None]) -> None:
+    """docs/guides/catalogue.png is this picture. Sizes and seconds are made up."""
+    private, public, _ = generate(tmp_path / "release")
+    notes = []
+    for index, (model, architecture, target, engine, size, seconds, signed) in enumerate(SHOWCASE):
+        wheel = make_wheel(
+            tmp_path / "dist",
+            {
+                f"torch_compile_cache/torch_aot_compile/{index:064x}": {
+                    "rank_0_0/model": random.Random(index).randbytes(int(size * 10**6))
+                }
+            },
+            name=f"model-cache-{model.rpartition('/')[2]}-{target['name']}",
+            version=f"1.{engine[2:4]}.0",
+            targets=(target,),
+            changes={
+                "model.id": model,
+                "model.served_as": [model],
+                "entries.0.served_as": model,
+                "model.architectures": [architecture],
+                "engine.version": engine,
+            },
+        )
+        if signed:
+            sign_wheel(wheel, load_key(str(private)))
+        if seconds:
+            notes.append(f'[wheels."{wheel.name}"]\ncompile-seconds = {seconds}\n')
+    (tmp_path / "dist/index.toml").write_text("".join(notes))
+    trust = Trust("prefer", Trust.of_files([str(public)]).keyring)
+    found = shelf.read([tmp_path / "dist"], trust, {})
+    site.build(found, site.Site.at(tmp_path / "site"), url="https://wheels.example/caches/")
+    page = browser.new_page(viewport={"width": 1180, "height": 1000}, device_scale_factor=1)
+    page.goto(f"{(tmp_path / 'site').as_uri()}/index.html")
+    page.locator("summary", has_text="Llama").nth(1).click()
+    page.mouse.move(0, 0)
+    expect(page.locator("details[open] pre").first).to_contain_text("--index-url https://wheels.example/caches/simple/")
+    screenshot(page, "guide")
+    page.close()
 
 
 @pytest.mark.parametrize("seconds", [(5, "5 s"), (60, "1 min"), (83, "1 min 23 s"), (3600, "1 h"), (7500, "2 h 5 min")])
