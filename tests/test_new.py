@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from build_factories import CONFIG, make_artifacts
 from hatch_model_cache import scaffold, serve_line, targets, templating
-from hatch_model_cache.recipe import options
+from hatch_model_cache.recipe import Recipe, options
 from hatch_model_cache.recipe_file import load_recipe, parse
 from model_cache import cli
 from model_cache.errors import UsageError
@@ -125,7 +125,13 @@ def test_all_problems_come_together_and_nothing_is_written(new: New, here: Path)
     )
     assert (code, answer["error"]["kind"]) == (2, "usage")
     found = answer["error"]["problems"]
-    for beginning in ("--env: must be", "--with: no teletype", "used is not empty", "--engine:", "--target:"):
+    for beginning in (
+        "--env: must be NAME=VALUE",
+        "--with: no teletype",
+        "used is not empty",
+        "--engine:",
+        "--target:",
+    ):
         assert sum(problem.startswith(beginning) for problem in found) == 1, (beginning, found)
     for beginning in ("--env: has the name of a secret", "--version:", "--config:", "--variant:", "the command after"):
         assert sum(problem.startswith(beginning) for problem in found) == 1, (beginning, found)
@@ -216,8 +222,12 @@ def test_what_people_read(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_pins(target: str, arguments: str, expected: str) -> None:
     """tests/engine/test_new.py asks the engine whether these are right."""
-    pins = serve_line.pins("vllm", [target], arguments.split())
-    assert " ".join(word for word in pins.arguments if not word.startswith("--")) == expected
+    given = tuple(arguments.split())
+    recipe, notes = serve_line.pinned(Recipe(engine="vllm==0.33.0", model="o/M", targets=(target,), serve_args=given))
+    added = recipe.serve_args[len(given) :]
+    assert recipe.serve_args[: len(given)] == given
+    assert " ".join(word for word in added if not word.startswith("--")) == expected
+    assert len(notes) == bool(added)
 
 
 def test_targets_that_differ_are_left_open_and_told(new: New, here: Path) -> None:
@@ -322,3 +332,16 @@ def test_a_right_line_is_read_as_such() -> None:
     assert (line.arguments, line.dropped) == (("--tokenizer", "org/T", "-tp", "2"), ("--host",))
     with pytest.raises(UsageError):
         serve_line.read(["ls"])
+
+
+def test_a_speculative_model_brings_its_configuration_too(new: New, here: Path) -> None:
+    line = [*SERVE, "--speculative-config", '{"model": "org/Draft", "num_speculative_tokens": 3}']
+    code, answer = new("p", *H100, *ENGINE, "--config", "../model", *line)
+    assert code == 2
+    assert answer["error"]["problems"] == [
+        "--draft: has no 'org/Draft', which the command after -- names as speculative model."
+    ]
+    code, answer = new("p", *H100, *ENGINE, "--config", "../model", "--draft", "org/Draft=../model", *line)
+    assert code == 0, answer
+    assert load_recipe(here / "p").draft_dirs == {"org/Draft": here / "p/drafts/org-draft"}
+    assert (here / "p/drafts/org-draft/config.json").is_file()

@@ -14,11 +14,12 @@ from model_cache.errors import ModelCacheError, UsageError
 from model_cache.names import printable
 
 from . import templating
+from .naming import slug
 from .recipe import Recipe, config_files, options
 from .recipe_checks import check
 
-CONFIG = "model"
-"""Directory with config.json in a project made here."""
+CONFIG, DRAFTS = "model", "drafts"
+"""Directories in a project made here: with the model's config.json, with one directory for each speculative model."""
 
 PIPELINES = {
     "docker": "a Dockerfile that builds the wheel in the serving image and adds it",
@@ -55,6 +56,7 @@ class Project:
         """The recipe as it is written: under TOML keys, with `config` inside the project."""
         values = self.recipe.as_dict()
         values["config"] = CONFIG if values["config"] is not None else None
+        values["drafts"] = {name: f"{DRAFTS}/{slug(name)}" for name in values["drafts"]}
         return values
 
     def files(self) -> dict[str, bytes]:
@@ -69,10 +71,14 @@ class Project:
         for pipeline in self.pipelines:
             rendered |= templating.render_folder(f"pipelines/{pipeline}", values)
         found = {path: text.encode() for path, text in rendered.items()}
-        directory = self.recipe.config_dir
-        for name, path in config_files(directory) if directory else ():
-            found[f"{CONFIG}/{name}"] = _content(path)
+        for place, directory in self._configurations():
+            found |= {f"{place}/{name}": _content(path) for name, path in config_files(directory)}
         return dict(sorted(found.items()))
+
+    def _configurations(self) -> list[tuple[str, Path]]:
+        """Directories in the project, and where their files are now."""
+        found = [(CONFIG, self.recipe.config_dir)] if self.recipe.config_dir else []
+        return found + [(f"{DRAFTS}/{slug(name)}", path) for name, path in self.recipe.draft_dirs.items()]
 
     def _command(self, served: str) -> list[str]:
         return [self.recipe.engine_name, "serve", served, *self.recipe.serve_args]
@@ -93,13 +99,18 @@ def checked(
     words: TOML key -> what the user wrote it as.
     where: directory that a relative `config` is in.
     """
-    table = {key: value for key, value in table.items() if value not in (None, ())}
+    table = {key: value for key, value in table.items() if value not in (None, (), {})}
     problems = _not_unicode(table)
     if problems:
         return None, problems
     table = {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
-    if "config" in table:
+    if isinstance(table.get("config"), str):
         table["config"] = str((where / table["config"]).absolute())
+    if isinstance(table.get("drafts"), Mapping):
+        table["drafts"] = {
+            name: str((where / path).absolute()) if isinstance(path, str) else path
+            for name, path in table["drafts"].items()
+        }
     values, problems = check(table, "", where)
     if not _VERSION.fullmatch(version):
         problems.append(f'.version: must be a public version, like "1.0.0", not {printable(version)!r}.')
@@ -191,6 +202,7 @@ def option_words() -> dict[str, str]:
         "version": "--version",
         "targets": "--target",
         "environment": "--env",
+        "drafts": "--draft",
         "serve-args": "the command after --",
         "model": "the model in the command after --",
     }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_cache.errors import UsageError
 
-from . import check, targets
+from . import check
 from .compile import engines
+from .recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -66,30 +68,19 @@ def _without(arguments: Sequence[str], unwanted: Sequence[str]) -> tuple[list[st
     return kept, dropped
 
 
-@dataclass(frozen=True)
-class Pins:
-    """Defaults that depend on the GPU, spelled out."""
-
-    arguments: tuple[str, ...]
-    """To be added to `serve-args`."""
-    notes: tuple[str, ...]
-    """What was pinned, or why not, in words."""
-
-
-def pins(engine: str, names: Sequence[str], arguments: Sequence[str]) -> Pins:
-    """What the engine would take by itself on these targets; only where all of them agree.
-
-    names: of targets that exist.
-    """
-    found = {name: engines.adapter(engine).pins(targets.load(name).as_dict(), arguments) for name in names}
-    first = found[names[0]]
+def pinned(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe with defaults that depend on the target spelled out, where all its targets agree; and notes on that."""
+    adapter = engines.adapter(recipe.engine_name)
+    found = {target.name: adapter.pins(target.as_dict(), recipe.serve_args) for target in recipe.load_targets()}
+    first = next(iter(found.values()))
     if any(other != first for other in found.values()):
         each = "; ".join(f"{name} {' '.join(_flat(values))}" for name, values in found.items())
-        return Pins((), (f"the targets have different defaults, choose one for all: {each}",))
+        return recipe, (f"the targets have different defaults, choose one for all: {each}",)
     if not first:
-        return Pins((), ())
-    where = names[0] if len(names) == 1 else "these targets"
-    return Pins(_flat(first), (f"{' '.join(_flat(first))} spelled out: what `{engine} serve` takes on {where}",))
+        return recipe, ()
+    where = recipe.targets[0] if len(found) == 1 else "these targets"
+    note = f"{' '.join(_flat(first))} spelled out: what `{recipe.engine_name} serve` takes on {where}"
+    return dataclasses.replace(recipe, serve_args=(*recipe.serve_args, *_flat(first))), (note,)
 
 
 def _flat(values: dict[str, str]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ written with them (TOML, YAML with `${{ }}`, shell) uses these."""
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ def grouped(arguments: Sequence[str]) -> list[list[str]]:
     """Arguments in groups of a flag and its values, one for each line."""
     groups: list[list[str]] = []
     for argument in arguments:
-        if groups and not argument.startswith("-"):
+        if groups and not re.match(r"-[^\d.]", argument):  # a negative number is a value
             groups[-1].append(argument)
         else:
             groups.append([argument])

@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--env", action="append", metavar="NAME=VALUE", default=[], help="what the serving host sets (may be repeated)"
     )
+    parser.add_argument(
+        "--draft", action="append", metavar="NAME=DIR", default=[], help="a speculative model, and its configuration"
+    )
     parser.add_argument("--variant", metavar="WORD", help="word in the name, for several recipes of one model")
     parser.add_argument("--hardware", metavar="WORD", help="hardware in the name, for targets of several architectures")
     parser.add_argument("--name-with-org", action="store_true", help="keep the model's organisation in the name")
@@ -122,7 +125,7 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
     except UsageError as error:
         line = None
         problems.append(error.message)
-    environment = {**(line.environment if line else {}), **_variables(arguments.env, problems)}
+    environment = {**(line.environment if line else {}), **_pairs("--env", "VALUE", arguments.env, problems)}
     pipelines = _pipelines(arguments.pipelines, problems)
     if arguments.directory is not None:
         _add(problems, lambda: scaffold.require_unused(arguments.directory))
@@ -138,6 +141,7 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
         "targets": list(dict.fromkeys(arguments.targets or [])) or None,
         "serve-args": list(line.arguments) if line else [],
         "environment": environment,
+        "drafts": _pairs("--draft", "DIR", arguments.draft, problems),
         "name-with-org": arguments.name_with_org,
         "hardware": arguments.hardware,
         "variant": arguments.variant,
@@ -150,13 +154,8 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
         problems.append(f"--engine: is {arguments.engine}, and the command starts {line.engine}.")
     if problems or line is None or recipe is None:
         raise UsageError("No project can be made:", problems)
-    pins = serve_line.pins(line.engine, recipe.targets, line.arguments)
-    table["serve-args"] += pins.arguments
-    recipe, found = scaffold.checked(table, words, where=Path.cwd(), version=arguments.version)
-    assert recipe is not None, found
-    return scaffold.Project(
-        recipe=recipe, version=arguments.version, notes=pins.notes, pipelines=pipelines
-    ), line.dropped
+    recipe, notes = serve_line.pinned(recipe)
+    return scaffold.Project(recipe=recipe, version=arguments.version, notes=notes, pipelines=pipelines), line.dropped
 
 
 def _add(problems: list[str], check: Any) -> None:
@@ -166,14 +165,14 @@ def _add(problems: list[str], check: Any) -> None:
         problems.append(error.message)
 
 
-def _variables(pairs: Sequence[str], problems: list[str]) -> dict[str, str]:
+def _pairs(option: str, what: str, pairs: Sequence[str], problems: list[str]) -> dict[str, str]:
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if equals and name:
             found[name] = value
         else:
-            problems.append(f"--env: must be NAME=value, not {printable(pair)!r:.100}.")
+            problems.append(f"{option}: must be NAME={what}, not {printable(pair)!r:.100}.")
     return found
 
 
