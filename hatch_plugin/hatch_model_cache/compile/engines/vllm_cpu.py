@@ -16,7 +16,15 @@ from typing import Any
 
 from hatch_model_cache.compile.surroundings import Surroundings
 
-from . import vllm_command, vllm_cpu_files, vllm_cpu_host, vllm_cpu_rules, vllm_defaults, vllm_start
+from . import (
+    vllm_command,
+    vllm_cpu_files,
+    vllm_cpu_host,
+    vllm_cpu_rules,
+    vllm_cpu_running,
+    vllm_defaults,
+    vllm_start,
+)
 
 VERSIONS = frozenset({"0.32.0"})
 """vllm-cpu versions this adapter was checked on."""
@@ -25,6 +33,7 @@ KIND = "cpu"
 """Of the targets that it compiles for."""
 
 SERVER_ONLY = vllm_defaults.SERVER_ONLY
+running = vllm_cpu_running
 
 
 def pins(target: object, arguments: object) -> dict[str, str]:
