@@ -197,11 +197,19 @@ def test_a_package_index_that_sends_parts(run: Run, server: WebServer, dist: Pat
 
 def test_a_package_index_that_sends_whole_files_only(run: Run, server: WebServer, dist: Path) -> None:
     server.ranges = False
-    code, out, _ = run("--index", serve_simple(server, dist, as_json=True))
+    index = serve_simple(server, dist, as_json=True)
+    code, out, _ = run("--index", index, "--json")
+    assert code == 0, "small wheels are downloaded"
+    assert {one["size"] for one in json.loads(out)["wheels"]} == {path.stat().st_size for path in wheels(dist)}
+    code, out, _ = run("--index", index, "--download", "0")
     assert code == 12
     name = wheels(dist)[1].name
     assert f"unknown: {name}: the server sends no parts of files: " in out
-    assert re.search(r"4\.\d kB would have to be downloaded", out)
+    assert re.search(r"4\.\d kB would have to be downloaded \(--download MB\)", out)
+    for path in wheels(dist):
+        server.pages[f"/files/{path.name}"] = ("x", path.read_bytes()[:-1] + b"x")
+    code, out, _ = run("--index", index)
+    assert (code, "is not the file that the index lists" in out) == (12, True)
 
 
 def test_a_package_index_without_hashes(run: Run, server: WebServer, dist: Path) -> None:
@@ -415,6 +423,7 @@ def test_the_engine_is_not_asked_about_nothing(run: Run, engine: Callable[..., N
         (("--index", ".", "--engine", "sglang==1"), "--engine must be"),
         (("--index", ".", "--target", "h101"), "h101"),
         (("--index", ".", "--timeout", "0"), "must be more than 0"),
+        (("--index", ".", "--download", "-1"), "must be from 0"),
         (("--index", ".", "--engine", "vllm==0.33.0", *COMMAND), "not both"),
         (("--index", ".", "--", "vllm", "bench"), "no engine's command line"),
     ],

@@ -60,6 +60,13 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--target", metavar="NAME", help="for this GPU or CPU instead of what is here")
     parser.add_argument("--engine", metavar="NAME==VERSION", help="for this engine instead of the one installed here")
     parser.add_argument("--timeout", type=_seconds, default=60.0, metavar="SECONDS", help="for each index (60)")
+    parser.add_argument(
+        "--download",
+        type=_megabytes,
+        default=_megabytes("32"),
+        metavar="MB",
+        help="download wheels up to this size where a server sends no parts of files (32)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="show no progress, also on a terminal")
     parser.set_defaults(run=_run)
@@ -70,6 +77,13 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= 3600:
         raise argparse.ArgumentTypeError(f"must be more than 0 and at most 3600 seconds, not {text}")
     return seconds
+
+
+def _megabytes(text: str) -> int:
+    megabytes = int(text)
+    if not 0 <= megabytes <= 4096:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 4096 MB, not {text}")
+    return megabytes * 1_000_000
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -85,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     wanted = Wanted(arguments.model, _hardware(arguments.target))
     judge = _judge(arguments, wanted)
     addresses = [hub_address.parse(text) for text in arguments.hub]
-    offers, failures = _search(arguments.index, addresses, wanted, arguments.timeout)
+    offers, failures = _search(arguments, addresses, wanted)
     ranked = finding.rank(offers.found, judge(), trust) if offers.found else []
     code = _code(ranked, offers, failures)
     if arguments.json:
@@ -167,13 +181,13 @@ def _by_command(arguments: argparse.Namespace, command: Any) -> Judge:
 
 
 def _search(
-    indexes: Sequence[str], addresses: Sequence[HubAddress], wanted: Wanted, seconds: float
+    arguments: argparse.Namespace, addresses: Sequence[HubAddress], wanted: Wanted
 ) -> tuple[Offers, list[ModelCacheError]]:
     """What all places have; a place that cannot be asked does not hide the others."""
     from hatch_model_cache.publish.offers import Offers
 
     offers, failures = Offers(), []
-    searches = [partial(_in_place, place, wanted, seconds) for place in indexes]
+    searches = [partial(_in_place, place, wanted, arguments) for place in arguments.index]
     searches += [partial(_in_hub, address, wanted) for address in addresses]
     for search in searches:
         try:
@@ -183,17 +197,18 @@ def _search(
     return offers, failures
 
 
-def _in_place(place: str, wanted: Wanted, seconds: float) -> Offers:
+def _in_place(place: str, wanted: Wanted, arguments: argparse.Namespace) -> Offers:
     from hatch_model_cache.publish import simple_index, site_offers
     from hatch_model_cache.publish.web import Web
 
     if not place.startswith(("http://", "https://")):
         return site_offers.in_directory(Path(place), wanted)
-    web = Web(seconds)
+    web = Web(arguments.timeout)
     url = f"{place.rstrip('/')}/"
     sites = [url, *([url.removesuffix("simple/")] if url.endswith("/simple/") else [])]
     found = (site_offers.in_site(site, web, wanted) for site in sites)
-    return next((offers for offers in found if offers), None) or simple_index.in_index(url, web, wanted)
+    of_site = next((offers for offers in found if offers), None)
+    return of_site or simple_index.in_index(url, web, wanted, arguments.download)
 
 
 def _in_hub(address: HubAddress, wanted: Wanted) -> Offers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 
 from model_cache import signature
 from model_cache.errors import NotFoundError
@@ -27,7 +28,7 @@ def in_repository(address: HubAddress, hub: Hub, wanted: Wanted) -> Offers:
     is_open = not hub.offline and hub.is_open(address)
     for commit in _commits(address, hub):
         pinned = address.at(commit)
-        offers.look(str(pinned), "", lambda pinned=pinned: _offer(pinned, hub, wanted, is_open))  # type: ignore[misc]
+        offers.look(str(pinned), "", partial(_offer, pinned, hub, wanted, is_open))
     return offers
 
 

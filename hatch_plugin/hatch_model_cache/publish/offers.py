@@ -78,7 +78,7 @@ class Offers:
             answer = read()
         except NoPartsError as error:
             size = "all of it" if error.size is None else human(error.size)
-            reason = f"the server sends no parts of files: {size} would have to be downloaded to look into it"
+            reason = f"the server sends no parts of files: {size} would have to be downloaded (--download MB)"
             self.unread.append(Unread(source, file, reason))
         except DamagedError as error:
             self.unread.append(Unread(source, file, " ".join([error.message, *error.problems[:1]])))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from html.parser import HTMLParser
 from urllib.parse import urljoin
 
 from model_cache import bounded
+from model_cache.archive import WheelPayload
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
 from model_cache.names import normalize, printable
 from model_cache.strict_json import loads
@@ -20,7 +24,7 @@ from .installing import pip_line
 from .offers import Offer, Offers, Unread, Wanted, may_be_for
 from .remote_wheel import RemoteWheel
 from .site_offers import signers
-from .web import Page, Web, joined, shown, without_login
+from .web import NoPartsError, Page, Web, joined, shown, without_login
 
 __all__ = ["Link", "in_index"]
 
@@ -44,15 +48,16 @@ class Link:
     yanked: str | None = None
 
 
-def in_index(url: str, web: Web, wanted: Wanted) -> Offers:
+def in_index(url: str, web: Web, wanted: Wanted, download: int = 0) -> Offers:
     """The offers of the index at `url` (with a slash at its end), the newest version of each project first.
 
+    download: up to how many bytes a wheel is downloaded as a whole, where the server sends no parts of files.
     Raises NotFoundError when there is no index, DamagedError, ModelCacheError.
     """
     offers, source = Offers(), shown(url)
     links = [link for project in _projects(url, web, wanted) for link in _links(url, project, web)]
     for link in links[:MAX_WHEELS]:
-        offers.look(source, link.file, lambda link=link: _offer(link, source, web, wanted))  # type: ignore[misc]
+        offers.look(source, link.file, partial(_offer, link, source, web, wanted, download))
     offers.unread += [Unread(source, link.file, f"one of more than {MAX_WHEELS} wheels") for link in links[MAX_WHEELS:]]
     return offers
 
@@ -182,14 +187,29 @@ class _Anchors(HTMLParser):
             self._open = None
 
 
-def _offer(link: Link, source: str, web: Web, wanted: Wanted) -> Offer | str:
+def _offer(link: Link, source: str, web: Web, wanted: Wanted, download: int) -> Offer | str:
     if not link.sha256:
         raise DamagedError(f"the index gives no sha256 for {printable(link.file):.200}, so it cannot be pinned")
-    with RemoteWheel(link.file, link.url, web) as payload:
+    payload, size = _payload(link, web, download)
+    with payload:
         found = read_manifest(payload, Trust.of_this_host().lenient()).manifest
         if not wanted.matches(found.model.id, found.model.served_as):
             return found.model.id
         url = without_login(link.url)
         line = pip_line(found.name, url, link.sha256)
-        size = payload.size
         return Offer(source, link.file, url, link.sha256, size, found, signers(payload), line, link.yanked)
+
+
+def _payload(link: Link, web: Web, download: int) -> tuple[WheelPayload, int]:
+    """The wheel, to be looked into, and its size in bytes."""
+    try:
+        remote = RemoteWheel(link.file, link.url, web)
+    except NoPartsError as error:
+        if error.size is None or error.size > download:
+            raise
+    else:
+        return remote, remote.size
+    data = web.page(link.url, download).body
+    if hashlib.sha256(data).hexdigest() != link.sha256:
+        raise DamagedError(f"{shown(link.url)}: is not the file that the index lists")
+    return WheelPayload(link.file, io.BytesIO(data)), len(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urljoin
 
@@ -58,7 +59,7 @@ def _offers(data: bytes, source: str, wanted: Wanted, read: Callable[[str], byte
     offers = Offers()
     for one in catalogue.parse(data, f"{source}: {catalogue.FILE_NAME}").wheels:
         if wanted.matches(one.model.id, one.model.served_as):
-            offers.look(source, one.file, lambda one=one: _offer(one, source, read, base))  # type: ignore[misc]
+            offers.look(source, one.file, partial(_offer, one, source, read, base))
         else:
             offers.others.add(printable(one.model.id))
     return offers
@@ -91,7 +92,7 @@ def _wheels(directory: Path, wanted: Wanted) -> Offers:
         raise NotFoundError(f"{printable(str(directory))}: there is no such directory")
     offers = Offers()
     for path in sorted(directory.glob("model_cache_*.whl")):
-        offers.look(str(directory), path.name, lambda path=path: _of_file(path, wanted))  # type: ignore[misc]
+        offers.look(str(directory), path.name, partial(_of_file, path, wanted))
     return offers
 
 
