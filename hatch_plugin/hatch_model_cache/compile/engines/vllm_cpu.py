@@ -42,8 +42,16 @@ def pins(target: object, arguments: object) -> dict[str, str]:
 
 
 def environment(cache_root: Path) -> dict[str, str]:
-    """Variables that make the engine keep its cache under `cache_root`, and take little memory; none is in the key."""
-    return {"VLLM_CACHE_ROOT": str(cache_root), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    """Variables that make the engine keep its cache under `cache_root`, and what it sets for its worker processes.
+
+    ``CpuPlatform.check_and_update_config`` (vllm/platforms/cpu.py, 0.32.0) sets the second for the processes that it
+    starts, where Inductor then reads it into the key; here there is one process. The cache for tokens is never used.
+    """
+    return {
+        "VLLM_CACHE_ROOT": str(cache_root),
+        "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
 
 
 def compile_rank(
