@@ -60,9 +60,13 @@ def test_there_are_modules() -> None:
 
 @pytest.mark.parametrize("name", sorted(m for m in MODULES if top(m) == "model_cache"))
 def test_the_serving_side_needs_the_standard_library_only(name: str) -> None:
-    # In functions only: `cryptography` when a signature is made or a trusted key's is checked, `torch` in an engine
-    # that runs on it and is about to load something.
-    allowed = {"model_cache.ed25519": {"cryptography"}, "model_cache.mends": {"torch"}}.get(name, set())
+    # In functions only: `cryptography` and `sigstore` when a signature is made or a trusted signer's is checked, `torch`
+    # in an engine that runs on it and is about to load something.
+    allowed = {
+        "model_cache.ed25519": {"cryptography"},
+        "model_cache.identity": {"sigstore"},
+        "model_cache.mends": {"torch"},
+    }.get(name, set())
     strangers = {top(i) for i in imports(name)} - sys.stdlib_module_names - allowed - {"model_cache"}
     assert not strangers, f"{name} imports {strangers}"
 

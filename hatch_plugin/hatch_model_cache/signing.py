@@ -16,7 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +24,7 @@ from model_cache import keyring, signature, small_file
 from model_cache.archive import WheelPayload
 from model_cache.ed25519 import PrivateKey
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
-from model_cache.keyring import Keyring, TrustedKey
+from model_cache.keyring import Keyring, Trusted, TrustedKey
 from model_cache.manifest import FILE_NAME, MAX_BYTES
 from model_cache.names import printable
 from model_cache.signature import MAX_FILES, MAX_SIGNATURES, Signature, timestamp
@@ -132,28 +132,56 @@ def sign_wheel(path: Path, key: PrivateKey, *, created: str | None = None, expir
     not intact, UsageError for wrong times, ModelCacheError when it cannot be written.
     """
     _check_times(created, expires)
-    with WheelPayload(str(path)) as payload:
-        verify(payload, trust=Trust("off", Keyring()))
-        manifest = payload.read(FILE_NAME, MAX_BYTES)
-        names = [name for name in payload.dist_info_files() if name != "RECORD"]
-        if len(names) > MAX_FILES:
-            raise DamagedError(f"{payload.label}: its dist-info directory holds more than {MAX_FILES} files")
-        dist_info = {name: hashlib.sha256(payload.metadata(name)).hexdigest() for name in names}
-        before = b""
-        if signature.FILE_NAME in payload.files():
-            before = payload.read(signature.FILE_NAME, signature.MAX_BYTES)
-        package = payload.package
-    others = [one for one in (signature.parse(before) if before else ()) if one.key != key.id]
-    if len(others) >= MAX_SIGNATURES:
-        raise UsageError(f"{path.name}: holds {MAX_SIGNATURES} signatures already")
-    unsigned = Signature(key=key.id, dist_info=dist_info, created=created, expires=expires)
-    ours = Signature(**{**vars(unsigned), "value": key.sign(unsigned.message(manifest))})
-    data = signature.to_bytes([*others, ours])
-    keys = tuple(sorted(one.key for one in (*others, ours)))
-    if data == before:
-        return Signed(path, keys, changed=False)
-    _replace(path, f"{package}/{signature.FILE_NAME}", data, key)
-    return Signed(path, keys, changed=True)
+    wheel = Signable.read(path)
+    unsigned = Signature(key=key.id, dist_info=wheel.dist_info, created=created, expires=expires)
+    ours = replace(unsigned, value=key.sign(unsigned.message(wheel.manifest)))
+    return wheel.put(ours, TrustedKey(key.id, key.public, "", None, ""))
+
+
+@dataclass(frozen=True)
+class Signable:
+    """A verified wheel that is to be signed.
+
+    manifest: its exact bytes; dist_info: name → sha256 of the small files that a signature covers; before: the bytes of
+    its signature file, empty without one.
+    """
+
+    path: Path
+    package: str
+    manifest: bytes
+    dist_info: Mapping[str, str]
+    before: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> Signable:
+        """Verify the wheel at `path`. Raises DamagedError, ModelCacheError."""
+        with WheelPayload(str(path)) as payload:
+            verify(payload, trust=Trust("off", Keyring()))
+            names = [name for name in payload.dist_info_files() if name != "RECORD"]
+            if len(names) > MAX_FILES:
+                raise DamagedError(f"{payload.label}: its dist-info directory holds more than {MAX_FILES} files")
+            signed = signature.FILE_NAME in payload.files()
+            return cls(
+                path=path,
+                package=payload.package,
+                manifest=payload.read(FILE_NAME, MAX_BYTES),
+                dist_info={name: hashlib.sha256(payload.metadata(name)).hexdigest() for name in names},
+                before=payload.read(signature.FILE_NAME, signature.MAX_BYTES) if signed else b"",
+            )
+
+    def put(self, ours: Signature, trusted: Trusted) -> Signed:
+        """Replace the wheel by one with `ours`, which must be by `trusted`, among its signatures."""
+        others = [one for one in (signature.parse(self.before) if self.before else ()) if one.key != ours.key]
+        if len(others) >= MAX_SIGNATURES:
+            raise UsageError(f"{self.path.name}: holds {MAX_SIGNATURES} signatures already")
+        data = signature.to_bytes([*others, ours])
+        keys = tuple(sorted(one.key for one in (*others, ours)))
+        if data == self.before:
+            return Signed(self.path, keys, changed=False)
+        if len(data) > signature.MAX_BYTES:
+            raise UsageError(f"{self.path.name}: its signatures would take more than {signature.MAX_BYTES} bytes")
+        _replace(self.path, f"{self.package}/{signature.FILE_NAME}", data, trusted)
+        return Signed(self.path, keys, changed=True)
 
 
 def _check_times(created: str | None, expires: str | None) -> None:
@@ -167,9 +195,8 @@ def _check_times(created: str | None, expires: str | None) -> None:
         raise UsageError("--expires is not after --created")
 
 
-def _replace(path: Path, member: str, data: bytes, key: PrivateKey) -> None:
+def _replace(path: Path, member: str, data: bytes, trusted: Trusted) -> None:
     """Write the new wheel beside the old one under the same name, look at it, and rename it over the old one."""
-    trusted = TrustedKey(key.id, key.public, "", None, "")
     try:
         folder = Path(tempfile.mkdtemp(prefix=".model-cache-sign-", dir=path.parent))
     except OSError as error:
@@ -183,7 +210,7 @@ def _replace(path: Path, member: str, data: bytes, key: PrivateKey) -> None:
             os.fsync(destination.fileno())
         with WheelPayload(str(new)) as payload:
             # A key that is short-lived by design may be over already; everything else must be right.
-            verify(payload, trust=Trust("prefer", Keyring({key.id: trusted})))
+            verify(payload, trust=Trust("prefer", Keyring({trusted.id: trusted})))
         new.rename(path)
     except OSError as error:
         raise ModelCacheError(f"{path}: cannot be signed in place: {error.strerror or error}") from None

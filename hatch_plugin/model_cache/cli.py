@@ -41,6 +41,7 @@ BUILD_COMMANDS = {
     "push": "publish a wheel on the Hub",
     "rehearse": "start an unmodified engine under a pretended GPU and say whether it loads its cache",
     "sign": "sign finished wheels",
+    "sigstore": "sign a finished wheel with an identity instead of a key",
     "targets": "list, show and probe the GPUs that a recipe can name",
 }
 """Commands of the build side, which is imported only when one of them is called."""
@@ -236,16 +237,17 @@ def _add_status(commands: _Commands) -> None:
 
 def _add_trust(commands: _Commands) -> None:
     more = (
-        "Keys lie in\n/etc/model-cache/trusted.d and ~/.config/model-cache/trusted.d (*.pub, and a file `revoked`), "
-        "and where MODEL_CACHE_TRUST\nsays. As soon as there is one, only wheels with a signature by a trusted key are "
-        "deployed; MODEL_CACHE_POLICY\n(require, prefer, off) says otherwise."
+        "Keys lie in\n/etc/model-cache/trusted.d and ~/.config/model-cache/trusted.d (*.pub, *.sigstore, and a file "
+        "`revoked`), and where\nMODEL_CACHE_TRUST says. As soon as there is one, only wheels with a signature by a "
+        "trusted key are deployed;\nMODEL_CACHE_POLICY (require, prefer, off) says otherwise."
     )
     parser = _add(commands, "trust", "say which signers this host trusts, and change it", more)
     parser.set_defaults(action="list")
-    actions = parser.add_subparsers(metavar="list|add|remove|revoke")
+    actions = parser.add_subparsers(metavar="list|add|add-identity|remove|revoke")
     for action, argument, text in (
         ("list", "", "list policy, places and keys"),
         ("add", "file", "trust the public key in FILE"),
+        ("add-identity", "identity", "trust what the mail address or URI IDENTITY signs with Sigstore"),
         ("remove", "id", "trust the key ID no longer; others than its file are not touched"),
         ("revoke", "id", "refuse everything the key ID has signed, also where nothing is required"),
     ):
@@ -255,7 +257,11 @@ def _add_trust(commands: _Commands) -> None:
         if argument:
             inner.add_argument(argument, metavar=argument.upper())
             inner.add_argument("--system", action="store_true", help="for all users, in /etc/model-cache/trusted.d")
-        if action == "add":
+        if action == "add-identity":
+            inner.add_argument("--issuer", metavar="URL", required=True, help="who has to vouch for it")
+            inner.add_argument("--root", metavar="FILE", required=True, help="trusted root of the Sigstore instance")
+            inner.add_argument("--name", default="", help="whose identity it is, for messages")
+        if action.startswith("add"):
             inner.add_argument("--expires", metavar="TIME", help="until when, in UTC: 2027-01-31T00:00:00Z")
 
 

@@ -13,16 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from model_cache import ed25519
+from model_cache import ed25519, identity
 from model_cache.errors import NotTrustedError
+from model_cache.identity import TrustedIdentity
 from model_cache.names import printable
-from model_cache.signature import short, timestamp
+from model_cache.signature import ED25519, short, timestamp
 
 VARIABLE = "MODEL_CACHE_TRUST"
 """Environment variable with files and directories, separated as in PATH."""
 
 SYSTEM = "/etc/model-cache/trusted.d"
 SUFFIX = ".pub"
+SUFFIXES = (SUFFIX, identity.SUFFIX)
 REVOKED = "revoked"
 """A file in a trusted.d directory: one key id a line, `#` starts a comment."""
 
@@ -43,16 +45,30 @@ class TrustedKey:
     expires: str | None
     path: str
 
+    algorithm = ED25519
+    package = "cryptography"
+
     def expired(self, now: float) -> bool:
         """Whether it is over at `now` (seconds since the epoch)."""
         return self.expires is not None and timestamp(self.expires) <= now
+
+    def can_check(self) -> bool:
+        """Whether the package that checks its signatures is installed here."""
+        return ed25519.available()
+
+    def is_valid(self, value: bytes, message: bytes) -> bool:
+        """Whether `value` is this key's signature over `message`. Raises NotTrustedError without `cryptography`."""
+        return ed25519.is_valid(self.public, value, message)
+
+
+Trusted = TrustedKey | TrustedIdentity
 
 
 @dataclass(frozen=True)
 class Keyring:
     """What was found. revoked: ids whose signatures count nowhere, whatever file still holds the key."""
 
-    keys: Mapping[str, TrustedKey] = field(default_factory=dict)
+    keys: Mapping[str, Trusted] = field(default_factory=dict)
     revoked: frozenset[str] = frozenset()
 
 
@@ -90,15 +106,15 @@ def load_files(paths: Iterable[str]) -> Keyring:
 
 
 def _collected(paths: Iterable[str], needed: set[str]) -> Keyring:
-    keys: dict[str, TrustedKey] = {}
+    keys: dict[str, Trusted] = {}
     revoked: set[str] = set()
     for place in dict.fromkeys(paths):
         for path in _files(place, needed=place in needed):
-            text = read(path)
+            text = read(path, identity.MAX_BYTES if path.endswith(identity.SUFFIX) else MAX_FILE_BYTES)
             if path.rpartition("/")[2] == REVOKED:
                 revoked |= _revoked(text, path)
             else:
-                key = parse_key(text, path)
+                key = parse(text, path)
                 known = keys.setdefault(key.id, key)
                 # Two files of one key: the stricter one counts.
                 if key.expires and (not known.expires or key.expires < known.expires):
@@ -121,11 +137,11 @@ def _files(place: str, *, needed: bool) -> list[str]:
         return [place]
     _check_chain(place)
     try:
-        names = sorted(n for n in os.listdir(place) if n == REVOKED or n.endswith(SUFFIX))
+        names = sorted(n for n in os.listdir(place) if n == REVOKED or n.endswith(SUFFIXES))
     except OSError as error:
         raise _unreadable(place, error) from None
     if needed and not names:
-        raise NotTrustedError(f"{printable(place)}: there are no trusted keys: no file ends in {SUFFIX}")
+        raise NotTrustedError(f"{printable(place)}: there are no trusted keys: no file ends in {' or '.join(SUFFIXES)}")
     if len(names) > MAX_FILES:
         raise NotTrustedError(f"{printable(place)}: holds more than {MAX_FILES} files")
     for name in names:
@@ -161,8 +177,8 @@ def _unsafe(status: os.stat_result, *, leaf: bool) -> str | None:
     return None
 
 
-def read(path: str) -> str:
-    """A small text file. Raises NotTrustedError."""
+def read(path: str, limit: int = MAX_FILE_BYTES) -> str:
+    """A small text file; limit: bytes. Raises NotTrustedError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -171,13 +187,13 @@ def read(path: str) -> str:
                 raise NotTrustedError(f"{printable(path)}: is not a regular file")
             if reason := _unsafe(status, leaf=True):  # once more, of what was really opened
                 raise NotTrustedError(f"{printable(path)}: {reason}")
-            data = os.read(descriptor, MAX_FILE_BYTES + 1)
+            data = os.read(descriptor, limit + 1)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise _unreadable(path, error) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise NotTrustedError(f"{printable(path)}: is larger than {MAX_FILE_BYTES} bytes")
+    if len(data) > limit:
+        raise NotTrustedError(f"{printable(path)}: is larger than {limit} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -186,6 +202,11 @@ def read(path: str) -> str:
 
 def _unreadable(path: str, error: OSError) -> NotTrustedError:
     return NotTrustedError(f"{printable(path)}: trusted keys cannot be read: {error.strerror}")
+
+
+def parse(text: str, path: str) -> Trusted:
+    """The file of a key, or of an identity, which its name tells. Raises NotTrustedError."""
+    return identity.parse(text, path) if path.endswith(identity.SUFFIX) else parse_key(text, path)
 
 
 def parse_key(text: str, path: str) -> TrustedKey:
@@ -235,6 +256,6 @@ def _revoked(text: str, path: str) -> set[str]:
     return found
 
 
-def label(key: TrustedKey) -> str:
+def label(key: Trusted) -> str:
     """How messages name a key."""
     return f"{short(key.id)} ({key.name})" if key.name else short(key.id)

@@ -8,6 +8,7 @@ entry_points.txt can name code), so none of them can be changed without the sign
 from __future__ import annotations
 
 import base64
+import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,16 @@ SCHEMA_VERSION = 1
 MAX_BYTES = 64 * 1024
 MAX_SIGNATURES = 8
 MAX_FILES = 64
-ALGORITHMS = frozenset({"ed25519"})
+ED25519, SIGSTORE = "ed25519", "sigstore"
+ALGORITHMS = frozenset({ED25519, SIGSTORE})
 
 _CONTEXT = b"model-cache signature 1\n"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SIGNATURE = re.compile(r"[A-Za-z0-9+/]{86}==")
+_VALUES = {
+    ED25519: re.compile(r"[A-Za-z0-9+/]{86}=="),
+    SIGSTORE: re.compile(r"([A-Za-z0-9+/]{4}){1,8000}[A-Za-z0-9+/=]{4}"),
+}
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
@@ -38,6 +43,7 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 class Signature:
     """One signature. key: id of the public key (sha256 of its 32 bytes, hex); value: the 64 bytes.
 
+    Of algorithm "sigstore", key is `identity.key_id` of the signer, and value a Sigstore bundle (JSON).
     created, expires: as the signer gave them, UTC (`2027-01-31T00:00:00Z`), None when not given.
     dist_info: name → sha256 (hex) of every file of the dist-info directory but RECORD.
     """
@@ -47,16 +53,19 @@ class Signature:
     created: str | None = None
     expires: str | None = None
     value: bytes = b""
-    algorithm: str = "ed25519"
+    algorithm: str = ED25519
 
     def message(self, manifest: bytes) -> bytes:
-        """The exact bytes that are signed for a manifest's bytes."""
+        """The exact bytes that are signed for a manifest's bytes.
+
+        They name the key; a bundle names its signer itself, who need not be known before.
+        """
         statement = {
             "algorithm": self.algorithm,
             "created": self.created,
             "dist_info": dict(self.dist_info),
             "expires": self.expires,
-            "key": self.key,
+            "key": self.key if self.algorithm == ED25519 else None,
         }
         text = json.dumps(statement, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return _CONTEXT + text.encode() + b"\n" + manifest
@@ -117,15 +126,23 @@ def parse(data: bytes, what: str = FILE_NAME) -> tuple[Signature, ...]:
 
 
 def _signature(f: Fields) -> Signature:
-    value = f.text("signature", _SIGNATURE)
+    algorithm = f.text("algorithm", choices=ALGORITHMS) or ED25519
+    value = f.text("signature", _VALUES[algorithm])
     return Signature(
-        algorithm=f.text("algorithm", choices=ALGORITHMS),
+        algorithm=algorithm,
         key=f.text("key", _KEY),
         created=_time(f, "created"),
         expires=_time(f, "expires"),
         dist_info=_digests(f),
-        value=base64.b64decode(value),
+        value=_bytes(value),
     )
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return b""  # written again, it is another text
 
 
 def _time(f: Fields, key: str) -> str | None:

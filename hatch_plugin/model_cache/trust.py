@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from model_cache import ed25519, keyring, signature
+from model_cache import ed25519, identity, keyring, signature
 from model_cache.errors import NotTrustedError, UsageError
 from model_cache.keyring import Keyring
 from model_cache.names import printable
@@ -26,13 +26,14 @@ POLICIES = ("require", "prefer", "off")
 class Origin:
     """From whom a wheel is, as far as this host can tell.
 
-    status: "trusted" (signed by a key in `key`), "unknown-key", "expired", "unchecked" (`cryptography` is missing),
-    "unsigned", "off" (nobody asked). detail: for people, without the words of `text`.
+    status: "trusted" (signed by a key in `key`), "unknown-key", "expired", "unchecked" (`package` is missing),
+    "unsigned", "off" (nobody asked). detail: for people, without the words of `text`; package: what is missing.
     """
 
     status: str
     key: str | None = None
     detail: str = ""
+    package: str = ""
 
     @property
     def trusted(self) -> bool:
@@ -41,7 +42,7 @@ class Origin:
     @property
     def text(self) -> str:
         """In words: "signed by 0123456789abcdef (trusted)"."""
-        return _TEXTS[self.status].format(detail=self.detail)
+        return _TEXTS[self.status].format(detail=self.detail, package=self.package)
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`."""
@@ -52,7 +53,7 @@ _TEXTS = {
     "trusted": "signed by {detail} (trusted)",
     "unknown-key": "signed by an unknown key ({detail}): intact, origin unknown",
     "expired": "signed by {detail}: intact, origin unknown",
-    "unchecked": "signed by {detail}, not checked (the Python package cryptography is missing): intact, origin unknown",
+    "unchecked": "signed by {detail}, not checked (the Python package {package} is missing): intact, origin unknown",
     "unsigned": "not signed: intact, origin unknown",
     "off": "origin not checked (MODEL_CACHE_POLICY=off)",
 }
@@ -113,9 +114,9 @@ class Trust:
         if key is None:
             return Origin("unknown-key", one.key, short(one.key))
         name = keyring.label(key)
-        if not ed25519.available():
-            return Origin("unchecked", one.key, name)
-        if not ed25519.is_valid(key.public, one.value, one.message(manifest)):
+        if not key.can_check():
+            return Origin("unchecked", one.key, name, key.package)
+        if one.algorithm != key.algorithm or not key.is_valid(one.value, one.message(manifest)):
             raise NotTrustedError(
                 f"{payload.label}: the signature by {name} is wrong: the manifest is not the one that was signed"
             )
@@ -130,7 +131,8 @@ class Trust:
         if self.policy != "require" or origin.trusted:
             return origin
         if origin.status == "unchecked":
-            raise NotTrustedError(f"{payload.label}: {ed25519.missing().message}")
+            missing = ed25519.missing() if origin.package == "cryptography" else identity.missing()
+            raise NotTrustedError(f"{payload.label}: {missing.message}")
         reason = origin.text.partition(": intact, origin unknown")[0]
         known = ", ".join(keyring.label(key) for key in self.keyring.keys.values()) or "none"
         raise NotTrustedError(

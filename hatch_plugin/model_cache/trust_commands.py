@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from model_cache import keyring, small_file
+from model_cache import identity, keyring, small_file
 from model_cache.errors import ModelCacheError, NotFoundError, UsageError
-from model_cache.keyring import REVOKED, SUFFIX, TrustedKey, load_files, parse_key
+from model_cache.keyring import REVOKED, SUFFIX, Trusted, load_files, parse_key
 from model_cache.signature import short, timestamp
 from model_cache.trust import Trust
 
@@ -24,8 +24,8 @@ Answer = tuple[dict[str, Any], Sequence[str]]
 
 
 def run(options: Namespace) -> Answer:
-    """`model-cache trust list|add|remove|revoke`."""
-    action = {"list": _list, "add": _add, "remove": _remove, "revoke": _revoke}
+    """`model-cache trust list|add|add-identity|remove|revoke`."""
+    action = {"list": _list, "add": _add, "add-identity": _add_identity, "remove": _remove, "revoke": _revoke}
     return action[options.action](options)
 
 
@@ -51,26 +51,52 @@ def _directory(options: Namespace) -> str:
     return directory
 
 
-def _add(options: Namespace) -> Answer:
+def _read(path: str, limit: int) -> str:
     try:
-        text = small_file.read(options.file, keyring.MAX_FILE_BYTES).decode()
+        return small_file.read(path, limit).decode()
     except FileNotFoundError:
-        raise NotFoundError(f"{options.file}: there is no such file") from None
+        raise NotFoundError(f"{path}: there is no such file") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{options.file:.300}: cannot be read: {reason}") from None
-    key = parse_key(text, options.file)
+        raise UsageError(f"{path:.300}: cannot be read: {reason}") from None
+
+
+def _check_expires(options: Namespace) -> None:
+    try:
+        timestamp(options.expires) if options.expires else None
+    except ValueError as error:
+        raise UsageError(f"--expires: {error}") from None
+
+
+def _add(options: Namespace) -> Answer:
+    key = parse_key(_read(options.file, keyring.MAX_FILE_BYTES), options.file)
+    _check_expires(options)
     expires = options.expires or key.expires
-    if options.expires:
-        try:
-            timestamp(options.expires)
-        except ValueError as error:
-            raise UsageError(f"--expires: {error}") from None
     path = f"{_directory(options)}/{short(key.id)}{SUFFIX}"
     _write(path, keyring.key_file(key.public, key.name, expires))
     load_files([path])  # whether the place can be relied on
     lines = [f"trusted: {key.id} {key.name} ({path})", "  compare this id with the one that its owner tells you"]
     return {"key": key.id, "name": key.name, "expires": expires, "path": path}, lines
+
+
+def _add_identity(options: Namespace) -> Answer:
+    _check_expires(options)
+    root = _read(options.root, identity.MAX_BYTES)
+    try:
+        text = identity.file_text(options.identity, options.issuer, root, options.name, options.expires)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{options.root:.300}: is not a Sigstore trusted root (JSON)") from None
+    found = identity.parse(text, options.root)
+    if found.can_check():
+        found.check_root()
+    path = f"{_directory(options)}/{short(found.id)}{identity.SUFFIX}"
+    _write(path, text)
+    load_files([path])  # whether the place can be relied on
+    lines = [f"trusted: {found.id} {found.identity}, as {found.issuer} vouches ({path})"]
+    if not found.can_check():
+        lines.append(f"  {identity.missing().message}")
+    data = {"key": found.id, "name": found.name, "expires": found.expires, "path": path}
+    return {**data, "identity": found.identity, "issuer": found.issuer}, lines
 
 
 def _remove(options: Namespace) -> Answer:
@@ -99,7 +125,7 @@ def _revoke(options: Namespace) -> Answer:
     return {"revoked": min(ids), "path": path}, lines
 
 
-def _known(options: Namespace) -> list[TrustedKey]:
+def _known(options: Namespace) -> list[Trusted]:
     if not _ID.fullmatch(options.id):
         raise UsageError(f"{options.id!r:.80} is no key id (8 to 64 hexadecimal digits)")
     return [key for key in Trust.of_this_host().keyring.keys.values() if key.id.startswith(options.id)]

@@ -64,6 +64,16 @@ OURS = signature.to_bytes(
         for key in (KEY, "a" * 64)
     ]
 )
+BUNDLED = signature.to_bytes(
+    [
+        signature.Signature(
+            key="b" * 64,
+            dist_info={"METADATA": "0" * 64, "entry_points.txt": "1" * 64},
+            value=b'{"mediaType":"application/vnd.dev.sigstore.bundle.v0.3+json"}',
+            algorithm=signature.SIGSTORE,
+        )
+    ]
+)
 
 
 class Touch:
@@ -148,9 +158,10 @@ class Fuzzer:
         return make_wheel(self.sandbox / "seed", self.contents, edit=edit).read_bytes()
 
     def signatures(self) -> bytes:
+        signed = self.chance.choice([OURS, BUNDLED])
         if self.chance.random() < 0.5:
-            return mutate.document(json.loads(OURS), self.chance)
-        return mutate.data(OURS, [OURS, self.manifest], self.chance)
+            return mutate.document(json.loads(signed), self.chance)
+        return mutate.data(signed, [OURS, BUNDLED, self.manifest], self.chance)
 
     def read_manifest(self, data: bytes) -> None:
         manifest.parse(data)

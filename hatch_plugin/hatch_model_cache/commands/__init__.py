@@ -20,6 +20,7 @@ MODULES = {
     "push": "hub",
     "rehearse": "rehearse",
     "sign": "signing",
+    "sigstore": "signing",
     "targets": "targets",
 }
 """Command → the module here that has it; only that one is imported."""

@@ -1,4 +1,4 @@
-"""`model-cache keygen` and `model-cache sign`."""
+"""`model-cache keygen`, `model-cache sign` and `model-cache sigstore`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from model_cache import small_file
 from model_cache.console import print_json
-from model_cache.errors import NotFoundError, UsageError
+from model_cache.errors import ModelCacheError, NotFoundError, UsageError
 from model_cache.signature import short
 
 __all__ = ["add_parsers"]
@@ -20,7 +20,7 @@ _EXPIRES = "when it stops to count, in UTC: 2027-01-31T00:00:00Z"
 
 
 def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Register both commands; each sets `run`, which takes the Namespace and returns an exit code."""
+    """Register the commands; each sets `run`, which takes the Namespace and returns an exit code."""
     keygen: argparse.ArgumentParser = subparsers.add_parser(
         "keygen",
         help="make a key pair to sign wheels with",
@@ -45,6 +45,35 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
     sign.add_argument("--expires", metavar="TIME", help=_EXPIRES)
     sign.add_argument("--json", action="store_true", help="print one JSON object")
     sign.set_defaults(run=_sign)
+    _add_sigstore(subparsers)
+
+
+def _add_sigstore(subparsers: argparse._SubParsersAction[Any]) -> None:
+    sigstore: argparse.ArgumentParser = subparsers.add_parser(
+        "sigstore",
+        help="sign a finished wheel with an identity instead of a key",
+        description="In three steps: `message` writes what is to be signed; a Sigstore client signs that file "
+        "(`sigstore sign --bundle BUNDLE FILE`, `cosign sign-blob --bundle BUNDLE FILE`); `attach` puts its bundle "
+        "into the wheel.",
+    )
+    actions = sigstore.add_subparsers(required=True, metavar="message|attach")
+    message = actions.add_parser("message", help="write what a Sigstore client has to sign for a wheel")
+    message.add_argument("wheel", metavar="WHEEL", type=Path)
+    message.add_argument("--out", metavar="FILE", type=Path, required=True, help="where to; replaced if it is there")
+    message.set_defaults(run=_message)
+    attach = actions.add_parser("attach", help="put a Sigstore client's bundle into the wheel it was made for")
+    attach.add_argument("wheel", metavar="WHEEL", type=Path)
+    attach.add_argument("--bundle", metavar="FILE", type=Path, required=True, help="what the client has written")
+    attach.add_argument(
+        "--trusted-root",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="trusted root of the Sigstore instance (JSON), by which the bundle is checked before it is attached",
+    )
+    attach.set_defaults(run=_attach)
+    for action in (message, attach):
+        action.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _keygen(arguments: argparse.Namespace) -> int:
@@ -74,6 +103,41 @@ def _sign(arguments: argparse.Namespace) -> int:
         word = "signed" if one.changed else "was signed already"
         _print(f"{word}: {one.path} by {', '.join(map(short, one.keys))}")
     return 0
+
+
+def _message(arguments: argparse.Namespace) -> int:
+    from hatch_model_cache.sigstore_bundle import message
+
+    data = message(arguments.wheel)
+    try:
+        arguments.out.write_bytes(data)
+    except OSError as error:
+        raise ModelCacheError(f"{arguments.out}: cannot be written: {error.strerror}") from None
+    if arguments.json:
+        return print_json({"wheel": str(arguments.wheel), "message": str(arguments.out), "bytes": len(data)})
+    return _print(f"written: {arguments.out}; have a Sigstore client sign it, then `model-cache sigstore attach`")
+
+
+def _attach(arguments: argparse.Namespace) -> int:
+    from hatch_model_cache.sigstore_bundle import attach
+    from model_cache import identity
+
+    bundle, root = (_read(path, identity.MAX_BYTES) for path in (arguments.bundle, arguments.trusted_root))
+    signed, signer = attach(arguments.wheel, bundle, root)
+    if arguments.json:
+        row = {"wheel": str(signed.path), "keys": list(signed.keys), "changed": signed.changed}
+        return print_json({"key": signer.id, "identity": signer.identity, "issuer": signer.issuer, **row})
+    word = "signed" if signed.changed else "was signed already"
+    return _print(f"{word}: {signed.path} by {signer.identity} ({short(signer.id)}), as {signer.issuer} vouches")
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        return small_file.read(str(path), limit)
+    except FileNotFoundError:
+        raise NotFoundError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _wheels(paths: list[Path]) -> list[Path]:
