@@ -194,7 +194,7 @@ def in_another_ranks_place(build: Build) -> None:
         ),
         pytest.param(
             in_another_ranks_place,
-            "the artifact of backbone is in rank_1_0, where another rank looks",
+            "the artifact of backbone is in rank_1_0, this rank looks in rank_0_0",
             id="rank's place",
         ),
     ],

@@ -102,6 +102,17 @@ def test_success_leaves_the_artifact_directory_and_nothing_else(tmp_path: Path, 
     assert told.kernels == [(f"{TARGET} rank 0", fake_engine.KERNEL)]
 
 
+def test_a_speculative_model_lies_where_the_engine_looks_for_it(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "project")
+    (project / "draft").mkdir()
+    (project / "draft/config.json").write_text("{}")
+    (project / "draft/model.safetensors").write_bytes(b"weights")
+    arguments = [*TABLE["serve-args"], "--speculative-config", '{"model": "test-org/Eagle", "method": "eagle"}']
+    wanted = recipe(tmp_path, **{"serve-args": arguments, "drafts": {"test-org/Eagle": "draft"}})
+    compile_recipe(wanted, tmp_path / "out")
+    assert report(tmp_path)["work"] == ["test-org/Eagle/config.json"]
+
+
 def test_the_engine_sees_the_recipe_and_nothing_of_this_machine(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +124,7 @@ def test_the_engine_sees_the_recipe_and_nothing_of_this_machine(
     assert "/of/this/machine" not in seen["environment"].values()
     scratch = temporary / f"model-cache-{wanted.digest()[:16]}"
     own = scratch / f"{TARGET}-rank0"
-    assert seen["cwd"] == str(own)
+    assert seen["cwd"] == str(own / "work")
     assert seen["environment"]["HOME"] == str(own / "home")
     assert seen["environment"]["FAKE_ENGINE"] == "success"
     assert seen["stdin"] == ""

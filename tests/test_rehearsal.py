@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from hatch_model_cache import cli
-from hatch_model_cache.rehearsal import rehearse
+from hatch_model_cache.rehearsal import Report, rehearse
 from model_cache.errors import CompileError, UsageError
 
 TARGET = "h100-sxm5-80gb"
@@ -42,3 +43,46 @@ def test_an_engine_that_ends_early() -> None:
 def test_an_engine_that_cannot_be_started(command: list[str]) -> None:
     with pytest.raises(UsageError, match="cannot be started"):
         rehearse(command, TARGET)
+
+
+class TestRanks:
+    """Ordinary programs that write what the processes of an engine with several ranks would."""
+
+    COMMAND = ("/bin/sh", "-c", "{script}", "serve", "./model", "--tensor-parallel-size", "2")
+
+    def engine(self, script: str, timeout: float = 60) -> Report:
+        script = f'reports=$(echo "$MODEL_CACHE_REHEARSAL" | sed \'s/.*"reports": "\\([^"]*\\)".*/\\1/\'); {script}'
+        command = [part.replace("{script}", script) for part in self.COMMAND]
+        return rehearse(command, TARGET, timeout=timeout)
+
+    def test_every_rank_reports(self) -> None:
+        first, second = written("0_0", loaded=2, load=0.5), written("1_0", loaded=1, compiles=3, load=0.25)
+        found = self.engine(f"{first} > $reports/1.json; {second} > $reports/2.json; sleep 60")
+        assert found.ranks == ("0_0", "1_0")
+        assert (found.loaded, found.inductor_compiles, found.load_seconds) == (1, 3, 0.5)
+        assert not found.warm
+
+    def test_one_rank_fails(self) -> None:
+        found = self.engine(f"{written('1_0', error='RuntimeError: no')} > $reports/1.json; sleep 60")
+        assert found.error == "RuntimeError: no"
+        assert not found.warm
+
+    def test_one_rank_is_silent(self) -> None:
+        with pytest.raises(CompileError, match=r"without reaching its model in every rank \(1 of 2\)"):
+            self.engine(f"{written('0_0', loaded=1)} > $reports/1.json")
+        with pytest.raises(CompileError, match=r"in every rank \(1 of 2\) within 1 s"):
+            self.engine(f"{written('0_0', loaded=1)} > $reports/1.json; sleep 60", timeout=1)
+
+
+def written(rank: str, *, loaded: int = 0, compiles: int = 0, load: float = 0.0, error: str | None = None) -> str:
+    """A shell command that prints a report."""
+    document = {
+        "rank": rank,
+        "error": error,
+        "artifacts_loaded": loaded,
+        "compiled_parts_loaded": loaded,
+        "inductor_compiles": compiles,
+        "ptxas_runs": 0,
+        "seconds": {"load": load, "until_first_run": 1.0},
+    }
+    return f"printf %s '{json.dumps(document)}'"

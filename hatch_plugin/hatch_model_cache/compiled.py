@@ -16,6 +16,7 @@ import model_cache
 from model_cache.errors import CompileError
 
 from . import artifacts, cubin
+from .compile import engines
 from .recipe import Recipe
 from .source import source_of
 from .targets import AnyTarget, CpuTarget, Target
@@ -120,6 +121,8 @@ def _problems(recipe: Recipe, rank: RankResult, target: AnyTarget) -> Iterator[s
     if not rank.result["artifacts"]:
         yield f"{rank}: no artifact"
     scratch = str(rank.directory.parent)
+    ranks = engines.adapter(recipe.engine_name).expected_ranks(recipe.serve_args)
+    place = f"rank_{ranks[rank.rank]}" if rank.rank < len(ranks) else "no directory"
     for name, value in rank.result["factors"].items():
         if scratch in value:
             yield f"{rank}: the key depends on a path of the building machine: factor {name}"
@@ -129,8 +132,8 @@ def _problems(recipe: Recipe, rank: RankResult, target: AnyTarget) -> Iterator[s
         for name in recipe.served_as:
             if not any(key["served_as"] == name for key in artifact["keys"]):
                 yield f"{rank}: no key of {prefix} for the served name {name!r}"
-        if not path.parent.name.startswith(f"rank_{rank.rank}_"):
-            yield f"{rank}: the artifact of {prefix} is in {path.parent.name}, where another rank looks"
+        if path.parent.name != place:
+            yield f"{rank}: the artifact of {prefix} is in {path.parent.name}, this rank looks in {place}"
         if not path.is_file():
             yield f"{rank}: the artifact of {prefix} is missing (the engine's log says why it could not be saved)"
             continue

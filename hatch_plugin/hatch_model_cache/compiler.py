@@ -153,6 +153,10 @@ def _copy_config(recipe: Recipe, destination: Path) -> None:
         from . import hub_config
 
         source = hub_config.fetch(recipe.model, recipe.revision)
+    _copy_files(source, destination)
+
+
+def _copy_files(source: Path, destination: Path) -> None:
     for name, path in config_files(source):
         (destination / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, destination / name)
@@ -213,8 +217,10 @@ def processes(jobs: int) -> int:
 def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progress) -> dict[str, Any]:
     """One compile process, to its end."""
     directory = scratch / job.directory
-    for name in ("home", "tmp"):
+    for name in ("home", "tmp", "work"):
         (directory / name).mkdir(parents=True)
+    for name, source in recipe.draft_dirs.items():
+        _copy_files(source, directory / "work" / name)
     description = {
         "task": "compile",
         "engine": recipe.engine_name,
@@ -234,5 +240,12 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
 
     environment = interpreter.scrubbed_environment(recipe.environment, cache, directory)
     return engine_process.run(
-        python, description, directory, environment, label=str(job), needed=compiled.RESULT_KEYS, on_event=tell
+        python,
+        description,
+        directory,
+        environment,
+        cwd=directory / "work",
+        label=str(job),
+        needed=compiled.RESULT_KEYS,
+        on_event=tell,
     )

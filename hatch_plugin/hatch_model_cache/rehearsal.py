@@ -1,4 +1,4 @@
-"""Parent side of a rehearsal: start an unmodified engine under a pretended GPU, and read what it did with the cache."""
+"""Parent side of a rehearsal: start an unmodified engine under pretended GPUs, and read what it did with the cache."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from model_cache.errors import CompileError, UsageError
 
 from . import engine_process
+from .compile import engines
 from .compile import rehearsal as inside
 
 
@@ -23,15 +24,17 @@ class Report:
     """What a rehearsed engine did, up to the point where it would have run the model on the GPU.
 
     Attributes:
-        loaded: compiled models loaded from the cache.
-        parts: compiled parts inside them (0 would mean: loaded, and running uncompiled).
-        inductor_compiles: graphs compiled anew.
-        ptxas_runs: kernels assembled anew.
-        load_seconds: time in the engine's look-up.
-        seconds: from the start of the engine core to the first call of the model.
-        error: how the engine core ended, if it did not get there.
+        ranks: the ranks that got there (``0_0``, ``1_0``, …); empty if the engine looks for no artifact.
+        loaded: compiled models loaded from the cache; with several ranks, by the one that loaded the fewest.
+        parts: compiled parts inside them (0 would mean: loaded, and running uncompiled); counted likewise.
+        inductor_compiles: graphs compiled anew, in all ranks.
+        ptxas_runs: kernels assembled anew, in all ranks.
+        load_seconds: time in the engine's look-up, in the slowest rank.
+        seconds: from the start of the engine core, or the worker, to the first call of the model; the slowest again.
+        error: how an engine process ended, if it did not get there.
     """
 
+    ranks: tuple[str, ...]
     loaded: int
     parts: int
     inductor_compiles: int
@@ -52,16 +55,17 @@ class Report:
         )
 
     @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> Report:
-        """Read the report that the engine process wrote."""
+    def parse(cls, documents: Sequence[Mapping[str, Any]]) -> Report:
+        """Read the reports that the engine's processes wrote, one or more."""
         return cls(
-            loaded=document["artifacts_loaded"],
-            parts=document["compiled_parts_loaded"],
-            inductor_compiles=document["inductor_compiles"],
-            ptxas_runs=document["ptxas_runs"],
-            load_seconds=document["seconds"]["load"],
-            seconds=document["seconds"]["until_first_run"],
-            error=document["error"],
+            ranks=tuple(sorted(document["rank"] for document in documents if document["rank"])),
+            loaded=min(document["artifacts_loaded"] for document in documents),
+            parts=min(document["compiled_parts_loaded"] for document in documents),
+            inductor_compiles=sum(document["inductor_compiles"] for document in documents),
+            ptxas_runs=sum(document["ptxas_runs"] for document in documents),
+            load_seconds=max(document["seconds"]["load"] for document in documents),
+            seconds=max(document["seconds"]["until_first_run"] for document in documents),
+            error=next((document["error"] for document in documents if document["error"]), None),
         )
 
 
@@ -74,7 +78,7 @@ def rehearse(
     log: Path | None = None,
     timeout: float = 900,
 ) -> Report:
-    """Run an engine's command line under a pretended GPU until its engine core reports, then end it.
+    """Run an engine's command line under pretended GPUs until every rank reports, then end it.
 
     Args:
         command: for example ``["vllm", "serve", "org/model", "--max-model-len", "8192"]``. The interpreter behind it
@@ -90,8 +94,10 @@ def rehearse(
         CompileError: if the engine ends, or the time does, without a report; names the log.
     """
     with tempfile.TemporaryDirectory(prefix="model-cache-rehearsal-") as scratch:
-        report = Path(scratch) / "report.json"
-        settings = inside.environment(target, report)
+        reports = Path(scratch) / "reports"
+        reports.mkdir()
+        ranks = len(engines.adapter("vllm").expected_ranks(command))
+        settings = inside.environment(target, reports, ranks)
         whole = dict(os.environ if environment is None else environment)
         path = [settings.pop("PYTHONPATH"), *filter(None, [whole.get("PYTHONPATH")])]
         whole.update(settings, PYTHONPATH=os.pathsep.join(path))
@@ -115,23 +121,27 @@ def rehearse(
                     f"{command[0]!r:.300} cannot be started: {getattr(error, 'strerror', None) or error}"
                 ) from None
         try:
-            in_time = _wait(process, report, timeout)
+            found, in_time = _wait(process, reports, ranks, timeout)
         finally:
             engine_process.end(process)
+        if len(found) == ranks or any(document["error"] for document in found):
+            return Report.parse(found)
+        model = "its model" if ranks == 1 else f"its model in every rank ({len(found)} of {ranks})"
         if not in_time:
-            raise CompileError(
-                f"The engine did not reach its model within {timeout:g} s, and was ended. Its log: {log}"
-            )
-        if not report.is_file():
-            raise CompileError(f"The engine ended without reaching its model. Its log: {log}")
-        return Report.parse(json.loads(report.read_text("utf-8")))
+            raise CompileError(f"The engine did not reach {model} within {timeout:g} s, and was ended. Its log: {log}")
+        raise CompileError(f"The engine ended without reaching {model}. Its log: {log}")
 
 
-def _wait(process: subprocess.Popen[bytes], report: Path, timeout: float) -> bool:
-    """Whether the engine came to its end, or to its report, in time."""
+def _wait(
+    process: subprocess.Popen[bytes], reports: Path, ranks: int, timeout: float
+) -> tuple[list[dict[str, Any]], bool]:
+    """Wait for a report of every rank, for one with an error, or for the engine's end: the reports, and if in time."""
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if report.is_file() or process.poll() is not None:
-            return True
+    while True:
+        ended = process.poll() is not None  # asked before the reports are read: the last may come just now
+        found = [json.loads(path.read_text("utf-8")) for path in sorted(reports.glob("*.json"))]
+        if ended or len(found) == ranks or any(document["error"] for document in found):
+            return found, True
+        if time.monotonic() > deadline:
+            return found, False
         time.sleep(0.1)
-    return report.is_file()

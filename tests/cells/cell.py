@@ -17,7 +17,7 @@ from model_cache.archive import WheelPayload
 from model_cache.errors import CompileError, ModelCacheError
 from model_cache.verify import read_manifest
 
-from .rows import MODELS, Row
+from .rows import Row
 
 LONGEST = 300
 """Characters of an error that the table shows."""
@@ -86,6 +86,7 @@ class Bench:
             [target],
             serve_args=row.serve_args,
             environment=row.environment,
+            drafts=row.drafts,
         )
         artifacts = work / "artifacts"
         done = compile_recipe(project, artifacts, self.engine, self.through)
@@ -123,8 +124,8 @@ class Bench:
     ) -> tuple[str, str, int, float]:
         """Deploy and start the engine: why not (empty: a hit), what said so, ranks loaded, seconds of the look-up."""
         row.write_model(host.work / served)
-        if row.draft:
-            shutil.copytree(MODELS / row.draft, host.work / row.draft)
+        for name, directory in row.drafts.items():
+            shutil.copytree(directory, host.work / name)
         # what the engine has noted of its own model classes, from earlier cells: spares it a process that imports all
         inspected = self.place / "modelinfos"
         if inspected.is_dir():

@@ -39,13 +39,18 @@ class Row:
         return (*SERVE_ARGS, *self.arguments)
 
     @property
+    def drafts(self) -> dict[str, Path]:
+        """The speculative model, by the name that the arguments give."""
+        return {f"./{self.draft}": MODELS / self.draft} if self.draft else {}
+
+    @property
     def name(self) -> str:
         """What the model is called: letters, digits, dashes."""
         words = "".join(c if c.isalnum() and c.isascii() else " " for c in self.title.lower()).split()
         return "-".join(words)
 
     def write_model(self, directory: Path) -> None:
-        """The model's configuration, its draft's beside it."""
+        """The model's configuration."""
         shutil.copytree(MODELS / self.model, directory)
         config = directory / "config.json"
         config.write_text(json.dumps({**json.loads(config.read_text("utf-8")), **self.config}, indent=1), "utf-8")

@@ -91,8 +91,9 @@ def write_recipe(
     *,
     serve_args: Sequence[str] = SERVE_ARGS,
     environment: Mapping[str, str] | None = None,
+    drafts: Mapping[str, Path] | None = None,
 ) -> Path:
-    """A recipe project for `model_dir` under `project`."""
+    """A recipe project for `model_dir`, and the directories of `drafts`, under `project`."""
     from hatch_model_cache import naming
     from hatch_model_cache import targets as known
 
@@ -101,6 +102,10 @@ def write_recipe(
     shutil.copytree(model_dir, project / "model")
     # JSON's strings are TOML's
     lists = [json.dumps(list(items), ensure_ascii=False) for items in (served_as, targets, serve_args)]
+    drafts = drafts or {}
+    for name, directory in drafts.items():
+        shutil.copytree(directory, project / "drafts" / Path(name).name)
+    named = [f'{json.dumps(name)} = "drafts/{Path(name).name}"' for name in drafts]
     variables = [f"{name} = {json.dumps(value)}" for name, value in (environment or {}).items()]
     (project / "pyproject.toml").write_text(
         f"""[build-system]
@@ -119,6 +124,7 @@ targets = {lists[1]}
 hardware = "{hardware}"
 serve-args = {lists[2]}
 environment = {{ {", ".join(variables)} }}
+drafts = {{ {", ".join(named)} }}
 """
     )
     return project

@@ -139,6 +139,7 @@ class Fake:
                 "arguments": sys.argv[1:],
                 "job": self.job,
                 "cwd": str(Path.cwd()),
+                "work": sorted(str(p) for p in Path().rglob("*") if p.is_file()),
                 "model": sorted(str(p.relative_to(model)) for p in model.rglob("*")),
                 "scratch": sorted(p.name for p in self.directory.parent.iterdir()),
                 "stdin": sys.stdin.read(),

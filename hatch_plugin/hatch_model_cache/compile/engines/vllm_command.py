@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import io
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -73,8 +74,10 @@ def parse(serve_arguments: list[str]) -> Any:
 
 
 def ranks(arguments: Any) -> int:
-    """How many ranks compile separately: tensor × pipeline parallel size."""
-    return int(arguments.tensor_parallel_size * arguments.pipeline_parallel_size)
+    """How many ranks compile separately: each has its own device in the code."""
+    return math.prod(
+        int(getattr(arguments, names[0].removeprefix("--").replace("-", "_"))) for names in (*_WORLD, _DATA)
+    )
 
 
 def create_config(arguments: Any) -> Any:

@@ -52,28 +52,46 @@ def key_of(path: Path) -> str:
     return path.parent.parent.name
 
 
-def identities(name: str, revision: str | None) -> list[dict[str, str | None]]:
-    """The values that ``ModelConfig.model`` and ``.revision`` can have when the engine is started with `name`.
+def identities(name: str, config: Any) -> list[dict[str, str | None]]:
+    """What the engine's configuration may say of where the weights come from when it is started with `name`.
 
     ``ModelConfig.__post_init__`` asks the Hub what the revision of a repository is
     (``vllm.transformers_utils.repo_utils.resolve_revision``): with none asked for, a Hub that answers makes it
     ``"main"``, a Hub that cannot be reached leaves None, and it is in the key. So a repository id without a revision
-    has two keys.
+    has two keys, and with a speculative model that is one too, the two go together: both are asked at one start.
 
     Args:
         name: the model string given to ``vllm serve``.
-        revision: the value of ``--revision``.
+        config: a ``VllmConfig`` made of local files, which has the revisions as they were asked for.
+
+    Returns:
+        values by the names of the factors, as in `named_factors`.
     """
     from huggingface_hub.constants import DEFAULT_REVISION
+
+    asked: dict[str, tuple[str, str | None]] = {"model": (name, config.model_config.revision)}
+    draft = getattr(config.speculative_config, "draft_model_config", None)
+    if draft is not None:
+        asked["speculative.draft_model_config"] = (draft.model, draft.revision)
+    without_hub = {"model.model": name, **{f"{part}.revision": revision for part, (_, revision) in asked.items()}}
+    with_hub = without_hub | {
+        f"{part}.revision": DEFAULT_REVISION
+        for part, (model, revision) in asked.items()
+        if revision is None and _is_repository(model)
+    }
+    return [without_hub] if with_hub == without_hub else [with_hub, without_hub]
+
+
+def _is_repository(model: str) -> bool:
+    """Whether a model string is a repository's id, and no path or URL."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
 
-    asked: dict[str, str | None] = {"model": name, "revision": revision}
     try:
-        validate_repo_id(name)
+        validate_repo_id(model)
     except HFValidationError:
-        return [asked]  # a path or a URL
-    return [asked] if revision else [{"model": name, "revision": DEFAULT_REVISION}, asked]
+        return False
+    return True
 
 
 def lookup_path(model: Any, identity: Mapping[str, str | None]) -> Path:
@@ -84,7 +102,7 @@ def lookup_path(model: Any, identity: Mapping[str, str | None]) -> Path:
 
     Args:
         model: a live module of a class decorated with ``support_torch_compile``.
-        identity: values of ``ModelConfig`` fields, from `identities`.
+        identity: values of the configuration's fields by the names of their factors, from `identities`.
     """
     import vllm.compilation.decorators as decorators
 
@@ -93,11 +111,11 @@ def lookup_path(model: Any, identity: Mapping[str, str | None]) -> Path:
     def ask(_: Any, path: str) -> None:
         raise _KeyAsked(Path(path))
 
-    identity_before = {field: getattr(config.model_config, field) for field in identity}
+    identity_before = {name: getattr(*_field(config, name)) for name in identity}
     directory_before = config.compilation_config.local_cache_dir
     environment_before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     look_up_before = decorators._try_load_aot_compiled_fn
-    _set(config.model_config, identity)
+    _set(config, identity)
     decorators._try_load_aot_compiled_fn = ask
     try:
         type(model).__call__(model)
@@ -106,7 +124,7 @@ def lookup_path(model: Any, identity: Mapping[str, str | None]) -> Path:
         return asked.path
     finally:
         decorators._try_load_aot_compiled_fn = look_up_before
-        _set(config.model_config, identity_before)
+        _set(config, identity_before)
         config.compilation_config.local_cache_dir = directory_before
         if environment_before is None:
             os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
@@ -116,8 +134,17 @@ def lookup_path(model: Any, identity: Mapping[str, str | None]) -> Path:
 
 
 def _set(config: Any, values: Mapping[str, str | None]) -> None:
-    for field, value in values.items():
-        setattr(config, field, value)
+    for name, value in values.items():
+        setattr(*_field(config, name), value)
+
+
+def _field(config: Any, name: str) -> tuple[Any, str]:
+    """The object that holds the field of a factor, and the field's name: ``"model.revision"`` is in model_config."""
+    part, *inner, field = name.split(".")
+    owner = getattr(config, f"{part}_config")
+    for step in inner:
+        owner = getattr(owner, step)
+    return owner, field
 
 
 def named_factors(model: Any) -> dict[str, str]:

@@ -69,8 +69,8 @@ def key_under(model: Any, factors: Mapping[str, str]) -> str:
         model: as for `facts`.
         factors: of the wheel; those in `NAMING` are taken.
     """
-    values = {name.partition(".")[2]: factors[name] for name in NAMING if name in factors}
-    identity = {field: None if value == "null" else value for field, value in values.items()}
+    values = {name: factors[name] for name in NAMING if name in factors}
+    identity = {name: None if value == "null" else value for name, value in values.items()}
     return vllm_keys.key_of(vllm_keys.lookup_path(model, identity))
 
 

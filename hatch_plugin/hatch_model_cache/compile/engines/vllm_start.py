@@ -13,7 +13,7 @@ from typing import Any
 
 from hatch_model_cache.compile.surroundings import Surroundings
 
-from . import vllm_keys, vllm_stops
+from . import vllm_keys, vllm_rank, vllm_stops
 
 AOT = "torch_compile_cache/torch_aot_compile"
 """Where AOT artifacts lie under the cache root (vllm/compilation/decorators.py)."""
@@ -100,7 +100,7 @@ def compile_rank(
         surroundings: the pretended GPUs, already answering for torch and the platform, or the CPU.
         config: from `create_config`, in the same surroundings.
         names: every name the model will be served under.
-        rank: this rank, 0 … world size - 1.
+        rank: this rank, counted through all data parallel replicas.
         on_stage: told what happens now.
         unkeyed: the engine's answer for `Compiled.unkeyed`.
 
@@ -113,19 +113,21 @@ def compile_rank(
 
     def look_up(model: Any, path: str) -> None:
         """Note every key; find nothing, the cache is empty."""
-        revision = config.model_config.revision
-        keys = []
+        keys: list[dict[str, Any]] = []
         for name in names:
-            for identity in vllm_keys.identities(name, revision):
+            for identity in vllm_keys.identities(name, config):
                 key = vllm_keys.key_of(vllm_keys.lookup_path(model, identity))
-                overrides = {f"model.{field}": vllm_keys.text(value) for field, value in identity.items()}
+                overrides = {factor: vllm_keys.text(value) for factor, value in identity.items()}
                 keys.append({"served_as": name, "key": key, "directory": f"{AOT}/{key}", "overrides": overrides})
         compiled.artifacts.append(Artifact(model._compile_tag, path, keys))
+        named = vllm_keys.named_factors(model)
         if not compiled.factors:
             overridden = {factor for key in keys for factor in key["overrides"]}
-            named = vllm_keys.named_factors(model)
             compiled.factors = {name: value for name, value in named.items() if name not in overridden}
             compiled.unkeyed = unkeyed(model.vllm_config)
+        own = {name: value for name, value in named.items() if compiled.factors.get(name) != value}
+        for described in keys:  # of a second model in the engine, a draft head: its class, and what else is its own
+            described["overrides"] = {**own, **described["overrides"]}
 
     compiled.models = _start(surroundings, config, rank, look_up, on_stage)
     if not compiled.models:
@@ -187,25 +189,10 @@ def _start(
     vllm_stops.stop_without_models(surroundings, models)
     if not compile_too:
         vllm_stops.stop_before_compile(surroundings)
-    if surroundings.count > 1:
-        config.parallel_config.distributed_executor_backend = "uni"  # not in the key
     on_stage("build the model")
     try:
         with surroundings.mode:
-            EngineCore(config, _executor(rank), log_stats=False)
+            EngineCore(config, vllm_rank.executor(config, rank), log_stats=False)
     except vllm_stops.CompilationDone:
         return len(models)
     raise RuntimeError("the engine started without compiling a model")
-
-
-def _executor(rank: int) -> type:
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
-    class OneRank(UniProcExecutor):  # type: ignore[misc]
-        """The in-process executor, as one rank of several."""
-
-        def _distributed_args(self) -> tuple[str, int, int]:
-            method, _, _ = super()._distributed_args()
-            return method, rank, rank
-
-    return OneRank

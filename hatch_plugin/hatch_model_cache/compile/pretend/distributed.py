@@ -37,6 +37,7 @@ def install_communicators(patches: Patches) -> None:
     import vllm.distributed.device_communicators.shm_broadcast as shm
     import vllm.distributed.device_communicators.symm_mem as symm
     import vllm.distributed.parallel_state as parallel
+    import vllm.v1.worker.dp_utils as dp_utils
 
     def no_nccl(self: Any, group: Any, device: Any, library_path: Any = None) -> None:
         self.disabled, self.available, self.group, self.device = True, False, group, device
@@ -65,6 +66,13 @@ def install_communicators(patches: Patches) -> None:
         "in_the_same_node_as",
         lambda pg, source_rank=0: [True] * dist.get_world_size(pg),
         why="asks the other ranks where they are",
+        checked=CHECKED,
+    )
+    patches.set_everywhere(
+        dp_utils,
+        "should_skip_dp_coordination",
+        lambda: True,
+        why="agrees on sizes with the other data parallel replicas; a profiling run has the same on all",
         checked=CHECKED,
     )
     workspace = object()

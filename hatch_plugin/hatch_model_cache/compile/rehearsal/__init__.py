@@ -1,10 +1,11 @@
-"""A rehearsal: an unmodified ``vllm serve``, under a pretended GPU, up to the point where it would run the model.
+"""A rehearsal: an unmodified ``vllm serve``, under pretended GPUs, up to the point where it would run the model.
 
 It shows on a machine without a GPU whether an installed wheel is found and loaded. It cannot show that the kernels are
 right or fast: nothing runs.
 
 The engine is started as always, in its own processes; ``site/sitecustomize.py`` on PYTHONPATH puts the pretence in
-place while the engine is imported. The first engine core that reaches its model writes the report and ends.
+place while the engine is imported. Every process that reaches its model writes a report (`report`) and waits to be
+ended: the engine core, or each of its workers when there are several ranks.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -26,15 +25,16 @@ VARIABLE = "MODEL_CACHE_REHEARSAL"
 SITE = Path(__file__).parent / "site"
 
 
-def environment(target: str, report: Path) -> dict[str, str]:
+def environment(target: str, reports: Path, ranks: int) -> dict[str, str]:
     """What to add to the environment of ``vllm serve``.
 
     Args:
         target: name of the target to pretend.
-        report: file the report is written to (JSON), absolute.
+        reports: directory that the reports are written to (JSON), absolute.
+        ranks: how many GPUs to pretend, one for every rank.
     """
     return {
-        VARIABLE: json.dumps({"target": target, "report": str(report)}),
+        VARIABLE: json.dumps({"target": target, "reports": str(reports), "ranks": ranks}),
         "PYTHONPATH": str(SITE),
         # worker processes of Inductor would not share the pretence; in no key
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -49,13 +49,14 @@ def arm(setting: str) -> None:
 class _Watch(importlib.abc.MetaPathFinder):
     """Acts when the engine is about to import certain modules; finds nothing itself."""
 
-    def __init__(self, target: str, report: str) -> None:
-        self._target, self._report = target, Path(report)
+    def __init__(self, target: str, reports: str, ranks: int) -> None:
+        self._target, self._reports, self._ranks = target, Path(reports), ranks
         self._pretence: Any = None
         self._waves = {
             "vllm.env_override": self._torch,  # imports torch, the first module of vllm to do so
             "vllm.platforms": self._platform,
-            "vllm.v1.engine.core": self._core,
+            "vllm.v1.engine.core": self._wrap,
+            "vllm.v1.executor.multiproc_executor": self._wrap,
         }
 
     def find_spec(
@@ -68,88 +69,23 @@ class _Watch(importlib.abc.MetaPathFinder):
         from hatch_model_cache import targets
         from hatch_model_cache.compile.pretend import Pretence
 
-        self._pretence = Pretence(targets.load_gpu(self._target))
+        self._pretence = Pretence(targets.load_gpu(self._target), self._ranks)
         self._pretence.before_engine_import(Path(tempfile.mkdtemp(prefix="model-cache-rehearsal-")))
 
     def _platform(self, _: str) -> None:
         self._pretence.before_platform()
 
-    def _core(self, name: str) -> importlib.machinery.ModuleSpec | None:
+    def _wrap(self, name: str) -> importlib.machinery.ModuleSpec | None:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_wrap(module: ModuleType) -> None:
+            from . import report
+
             execute(module)
-            _wrap(module, self._pretence, self._report)
+            report.WRAPPERS[name](module, report.Reporter(self._pretence, self._reports))
 
         spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
         return spec
-
-
-def _wrap(module: ModuleType, pretence: Any, report: Path) -> None:
-    """Make the engine core report and end where it would run the model."""
-    core = module.EngineCore
-    start = core.__init__
-
-    def start_and_report(self: Any, *args: Any, **kwargs: Any) -> None:
-        import vllm.compilation.decorators as decorators
-
-        from hatch_model_cache.compile.engines import vllm_stops
-
-        begun = time.monotonic()
-        stages: list[tuple[str, float]] = []
-        look_up = decorators._try_load_aot_compiled_fn
-        seconds = {"load": 0.0}
-
-        def timed_look_up(model: Any, path: str) -> Any:
-            at = time.monotonic()
-            try:
-                return look_up(model, path)
-            finally:
-                seconds["load"] += time.monotonic() - at
-
-        error = None
-        try:
-            pretence.before_worker()
-            vllm_stops.stop_at_first_call(
-                pretence, timed_look_up, lambda name: stages.append((name, round(time.monotonic() - begun, 2)))
-            )
-            with pretence.mode:
-                start(self, *args, **kwargs)
-        except vllm_stops.CompilationDone:
-            pass
-        except BaseException as failure:
-            error = f"{type(failure).__name__}: {failure}"
-        _write(report, pretence, error, stages, seconds["load"], time.monotonic() - begun)
-
-    core.__init__ = start_and_report
-
-
-def _write(
-    report: Path, pretence: Any, error: str | None, stages: list[tuple[str, float]], load: float, total: float
-) -> None:
-    from torch._dynamo.utils import counters as dynamo
-    from vllm.compilation.counter import compilation_counter
-
-    counters = {k: v for k, v in vars(compilation_counter).items() if isinstance(v, int)}
-    document = {
-        "pretended": pretence.device.target.name,
-        "error": error,
-        "artifacts_loaded": counters.get("num_aot_artifacts_loaded", 0),
-        "compiled_parts_loaded": counters.get("num_compiled_artifacts_loaded", 0),
-        "inductor_compiles": counters.get("num_inductor_compiles", 0),
-        "ptxas_runs": pretence.device.log.ptxas_runs,
-        "kernels_loaded": len(pretence.device.log.kernels),
-        "seconds": {"load": round(load, 2), "until_first_run": round(total, 2)},
-        "stages": stages,
-        "counters": {k: v for k, v in counters.items() if v},
-        "inductor": dict(dynamo["inductor"]),
-    }
-    temporary = report.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    temporary.replace(report)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
