@@ -33,7 +33,7 @@ def machine() -> str:
 
 def markdown(results: dict[str, Any]) -> str:
     """The page docs/benchmarks.md."""
-    memory, plugin, deploy = results["compile"], results["plugin"], results["deploy"]
+    memory, plugin, deploy, check = results["compile"], results["plugin"], results["deploy"], results["check"]
     lines = [
         "# Benchmarks",
         "",
@@ -72,6 +72,15 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         f"Ratio {deploy['ratio']:.2f} (limit {deploy['limit']}), memory {deploy['peak_rss_bytes'] / 2**20:.0f} MiB.",
         "",
+        "## `model-cache check`, against `vllm serve` until it has its configuration",
+        "",
+        "| median of " + str(check["runs"]) + " | processor s | s |",
+        "|---|---|---|",
+        f"| `vllm serve`, imported and configured | {check['engine']:.1f} | {check['engine_clock']:.1f} |",
+        f"| `model-cache check`, the look-up known | {check['check']:.1f} | {check['check_clock']:.1f} |",
+        "",
+        f"Ratio {check['ratio']:.2f} (limit {check['limit']}), of processor seconds.",
+        "",
     ]
     return "\n".join(lines)
 
@@ -82,6 +91,7 @@ def main() -> None:
         "compile": run("compile_memory.py", "--json"),
         "plugin": run("plugin_noop.py"),
         "deploy": run("deploy_throughput.py"),
+        "check": run("check_time.py", "--json"),
     }
     (HERE / "results.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     (HERE.parent / "docs" / "benchmarks.md").write_text(markdown(results))
