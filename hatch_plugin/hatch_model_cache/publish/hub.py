@@ -91,9 +91,10 @@ class Hub:
             return NotFoundError(f"{address}: there is no such repository on {self.endpoint}, or {why}")
         if isinstance(error, errors.RevisionNotFoundError):
             return NotFoundError(f"{address}: the repository has no branch, tag or commit {address.branch}")
-        if isinstance(error, errors.LocalEntryNotFoundError) and self.offline:
-            return NotFoundError(f"{address}: is not in the local Hub cache, and HF_HUB_OFFLINE is set")
-        if isinstance(error, errors.RemoteEntryNotFoundError):
+        if isinstance(error, errors.LocalEntryNotFoundError):  # not in the cache, and the Hub gives no answer
+            if self.offline:
+                return NotFoundError(f"{address}: is not in the local Hub cache, and HF_HUB_OFFLINE is set")
+        elif isinstance(error, errors.EntryNotFoundError):
             return NotFoundError(f"{address}: the file that was asked for is not there")
         if isinstance(error, errors.HFValidationError):
             return UsageError(f"{address}: is not a name that the Hub accepts: {self._first_line(error)}")
