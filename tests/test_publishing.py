@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import json
 import os
 import re
 import shlex
@@ -21,8 +22,8 @@ from urllib.parse import urljoin
 import pytest
 
 from build_factories import TABLE, make_artifacts, make_project
-from factories import make_wheel
-from hatch_model_cache.publish import shelf, site
+from factories import A100, H100, make_wheel
+from hatch_model_cache.publish import shelf, site, variants
 from model_cache.names import data_package, normalize
 from model_cache.trust import Trust
 from package_indexes import PASSWORD, USER, FileServer, Index, devpi, environment, pypiserver, run
@@ -345,3 +346,52 @@ def test_a_local_version(installer: list[str], tmp_path: Path) -> None:
         assert any("%2Bcu130" in path for path in server.asked)
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "target" / f"{data_package(NAMES[0])}-1.0.0+cu130.dist-info").is_dir()
+
+
+# Wheel variants: experimental
+
+
+@pytest.fixture(scope="module")
+def variant_index(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FileServer]:
+    """One model's caches for two architectures, as wheels and as variants of one project."""
+    folder = tmp_path_factory.mktemp("variants")
+    for target in (A100, H100):
+        changes = {"kernels.0.arch": "sm_" + target["compute_capability"].replace(".", "")}
+        wheel = make_wheel(folder / "dist", name=f"model-cache-v-{target['name']}", targets=(target,), changes=changes)
+        for one in variants.plan([wheel]):
+            variants.make(one, folder / "dist")
+    site.build(shelf.read([folder / "dist"], Trust.of_this_host({}), {}), site.Site.at(folder / "site"))
+    with FileServer(folder / "site") as server:
+        yield server
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["html", "json"])
+@pytest.mark.parametrize(("capability", "label"), [("8.0", "sm80"), ("9.0", "sm90"), ("12.0", None)])
+def test_uv_chooses_the_variant_of_the_gpu(
+    variant_index: FileServer, capability: str, label: str | None, typed: bool, tmp_path: Path
+) -> None:
+    """uv's own GPU detection is told what to find: there is no GPU here. Its preview is what the drafts describe."""
+    variant_index.typed = typed
+    gpu = {"NV_VARIANT_PROVIDER_FORCE_SM_ARCH": capability, "NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION": "13.0"}
+    target = tmp_path / "target"
+    command = uv("pip", "install", "--preview-features", "wheel-variants", "--python", sys.executable, "--no-deps")
+    options = ["--index-url", f"{variant_index.url}simple/", "--target", target]
+    done = run(*command, *options, "model-cache-v", home=tmp_path, **gpu)
+    if label is None:
+        assert done.returncode != 0
+        assert "only unsupported wheel variants" in done.stdout
+        return
+    assert done.returncode == 0, done.stdout
+    manifest = json.loads((target / "model_cache_v/manifest.json").read_text())
+    assert [one["compute_capability"] for one in manifest["targets"]] == [capability]
+    assert f'"{label}"' in (target / "model_cache_v-1.0.0.dist-info/variant.json").read_text()
+
+
+def test_pip_does_not_see_variants(variant_index: FileServer, tmp_path: Path) -> None:
+    """They stand beside the wheels, never for them."""
+    variant_index.typed = False
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--index-url", f"{variant_index.url}simple/"]
+    done = run(*command, "--target", tmp_path / "a", "model-cache-v", home=tmp_path)
+    assert (done.returncode != 0, "No matching distribution" in done.stdout) == (True, True)
+    done = run(*command, "--target", tmp_path / "b", "model-cache-v-h100-sxm5-80gb", home=tmp_path)
+    assert done.returncode == 0, done.stdout

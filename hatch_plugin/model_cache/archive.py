@@ -41,7 +41,8 @@ _BROKEN = (
 _UTF8 = 0x800
 _DESCRIPTOR = 0x8
 _ENCRYPTED = 0x2041  # bits 0, 6 and 13: the three ways of encrypting something
-_FILE_NAME = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-[0-9][^-]*)?-[^-]+-[^-]+-[^-]+\.whl")
+_FILE_NAME = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-[0-9][^-]*)?-[^-]+-[^-]+-[^-]+(-sm[0-9]+)?\.whl")
+"""With the label of a wheel variant (PEP 825, a draft) at its end."""
 
 
 class WheelPayload(Payload):

@@ -29,6 +29,7 @@ _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.!+_-]{0,99}")
 _WORD = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 _IDENTIFIER = re.compile(r"\w[\w.+:-]{0,199}", re.ASCII)
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl")
+_LABELS_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*-variants\.json")
 _URL = re.compile(r"([A-Za-z0-9._~-]|%[0-9A-F]{2})+(/([A-Za-z0-9._~-]|%[0-9A-F]{2})+)*")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _SOME = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -59,6 +60,15 @@ class Package(Part):
     requires_python: str | None = None
     uploaded: str | None = None
     yanked: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Part):
+    """The file of an index that says what the labels of one version's wheel variants mean (PEP 825, a draft)."""
+
+    name: str
+    version: str
+    file: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +117,14 @@ class Offer(Package):
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """wheels: the model caches; others: what else the index has, so that a host needs no second one."""
+    """wheels: the model caches; others: what else the index has, so that a host needs no second one.
+
+    Wheel variants are among the others: each has the payload of one of the wheels. labels: what theirs mean.
+    """
 
     wheels: tuple[Offer, ...]
     others: tuple[Package, ...] = ()
+    labels: tuple[Labels, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def packages(self) -> Iterator[Package]:
@@ -127,6 +141,7 @@ class Catalogue:
             yield offer.manifest
             if offer.signature:
                 yield offer.signature
+        yield from self.labels
 
     def to_json_bytes(self) -> bytes:
         """The file's bytes: the same value always gives the same bytes."""
@@ -147,6 +162,7 @@ def parse(data: bytes, what: str = FILE_NAME) -> Catalogue:
         schema_version=document.integer("schema_version"),
         wheels=document.objects("wheels", _offer),
         others=document.objects("others", _other),
+        labels=document.objects("labels", _labels),
     )
     document.done()
     urls = [part.url for part in catalogue.parts()]
@@ -184,8 +200,19 @@ def _other(f: Fields) -> Package:
     )
 
 
-def _file(f: Fields) -> str:
-    file = f.text("file", _FILE)
+def _labels(f: Fields) -> Labels:
+    return Labels(
+        url=_url(f),
+        sha256=f.text("sha256", _SHA256),
+        size=f.integer("size"),
+        name=f.text("name", _NAME),
+        version=f.text("version", _VERSION),
+        file=_file(f, _LABELS_FILE),
+    )
+
+
+def _file(f: Fields, pattern: re.Pattern[str] = _FILE) -> str:
+    file = f.text("file", pattern)
     if file and normalize(file.partition("-")[0]) != normalize(str(f.value.get("name"))):
         f.problem("file", f"{file!r:.80} is not of the distribution that `name` says")
     return file

@@ -43,6 +43,7 @@ BUILD_COMMANDS = {
     "sign": "sign finished wheels",
     "sigstore": "sign a finished wheel with an identity instead of a key",
     "targets": "list, show and probe the GPUs that a recipe can name",
+    "variant": "make wheel variants of finished wheels (experimental)",
 }
 """Commands of the build side, which is imported only when one of them is called."""
 

@@ -22,5 +22,6 @@ MODULES = {
     "sign": "signing",
     "sigstore": "signing",
     "targets": "targets",
+    "variant": "variant",
 }
 """Command → the module here that has it; only that one is imported."""

@@ -25,10 +25,11 @@ from model_cache.results import joined
 from model_cache.trust import Trust
 from model_cache.verify import read_manifest, verify
 
-from . import notes
+from . import notes, variants
 from .notes import Note
+from .variants import split_label
 
-__all__ = ["FOLDER", "Shelf", "Wheel", "read"]
+__all__ = ["FOLDER", "Shelf", "Wheel", "read", "url_of"]
 
 FOLDER = "wheels"
 """Directory of an index that holds the wheels and what lies beside them."""
@@ -36,11 +37,15 @@ FOLDER = "wheels"
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel that was verified. package: how the catalogue describes it; beside: url → bytes of its small files."""
+    """A wheel that was verified. package: how the catalogue describes it; beside: url → bytes of its small files.
+
+    label: of a wheel variant.
+    """
 
     path: Path
     package: Package
     beside: Mapping[str, bytes]
+    label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,11 @@ class _File:
 
     def part(self, ending: str, data: bytes) -> Part:
         """How the catalogue names `data`, put beside this wheel under its name and `ending`."""
-        return Part(url=_url(self.path.name + ending), sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        return Part(url=url_of(self.path.name + ending), sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
-def _url(name: str) -> str:
+def url_of(name: str) -> str:
+    """Where in an index a file of this name lies."""
     return f"{FOLDER}/{quote(name, safe='')}"
 
 
@@ -123,13 +129,14 @@ def _files(directories: Sequence[Path]) -> tuple[dict[str, Path], dict[str, Note
 
 
 def _wheel(path: Path, note: Note, trust: Trust, known: Mapping[str, str], identities: dict[object, str]) -> Wheel:
+    plain, label = split_label(path.name)
     try:
-        project, version, build, tags = parse_wheel_filename(path.name)
+        project, version, build, tags = parse_wheel_filename(plain)
     except InvalidWheelFilename as error:
         raise DamagedError(
             f"{printable(path.name)}: is not the file name of a wheel: {printable(str(error))}"
         ) from None
-    other = identities.setdefault((project, version, build, tags), path.name)
+    other = identities.setdefault((project, version, build, tags, label), path.name)
     if other != path.name:
         raise DamagedError(f"{path.name}: is the same wheel to an index as {other}; take one away")
     try:
@@ -140,22 +147,26 @@ def _wheel(path: Path, note: Note, trust: Trust, known: Mapping[str, str], ident
         raise ModelCacheError(f"{path}: cannot be read: {error.strerror}") from None
     unpack = known.get(path.name) != sha256 or trust.policy == "require"
     if project.startswith(PREFIX):
-        return _model_cache(file, note, trust, unpack=unpack)
+        return _model_cache(file, note, trust, label, unpack=unpack)
     return _other(file, note, unpack=unpack)
 
 
-def _model_cache(file: _File, note: Note, trust: Trust, *, unpack: bool) -> Wheel:
+def _model_cache(file: _File, note: Note, trust: Trust, label: str | None, *, unpack: bool) -> Wheel:
     with WheelPayload(str(file.path)) as payload:
         verified = verify(payload, trust=trust) if unpack else read_manifest(payload, trust)
         data = payload.read(manifests.FILE_NAME, manifests.MAX_BYTES)
         signed = signature.FILE_NAME in payload.files()
         signatures = payload.read(signature.FILE_NAME, signature.MAX_BYTES) if signed else None
         metadata = payload.metadata("METADATA")
+        if label is not None:
+            variants.check(payload, verified.manifest, label)
     package = _package(file, note, metadata)
+    if label is not None:
+        return Wheel(file.path, package, {package.metadata.url: metadata}, label)
     manifest, origin, model = verified.manifest, verified.origin, verified.manifest.model
-    beside = {package.metadata.url: metadata, _url(f"{file.path.name}.manifest.json"): data}
+    beside = {package.metadata.url: metadata, url_of(f"{file.path.name}.manifest.json"): data}
     if signatures is not None:
-        beside[_url(f"{file.path.name}.manifest.sig")] = signatures
+        beside[url_of(f"{file.path.name}.manifest.sig")] = signatures
     offer = Offer(
         **vars(package),
         model=Model(id=model.id, revision=model.revision, architectures=model.architectures, served_as=model.served_as),
@@ -199,7 +210,7 @@ def _package(file: _File, note: Note, metadata: bytes) -> Package:
     if canonicalize_name(read.name) != file.project or read.version != file.version:
         raise DamagedError(f"{file.path.name}: its METADATA is of {printable(read.name)} {read.version}")
     return Package(
-        url=_url(file.path.name),
+        url=url_of(file.path.name),
         sha256=file.sha256,
         size=file.size,
         name=file.project,

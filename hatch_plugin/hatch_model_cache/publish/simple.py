@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from model_cache.catalogue import Catalogue, Package
+from model_cache.catalogue import Catalogue, Labels, Package
 
 from .pages import render
 
@@ -34,25 +34,32 @@ def pages(catalogue: Catalogue) -> Iterator[tuple[str, bytes]]:
     yield f"{FOLDER}/index.html", render("projects.html", projects=list(found))
     yield f"{FOLDER}/index.json", _json({"projects": [{"name": name} for name in found]})
     for name, packages in found.items():
-        yield f"{FOLDER}/{name}/index.html", render("project.html", name=name, packages=packages)
-        yield f"{FOLDER}/{name}/index.json", _json(_project(name, packages))
+        labels = [one for one in catalogue.labels if one.name == name]
+        yield f"{FOLDER}/{name}/index.html", render("project.html", name=name, packages=packages, labels=labels)
+        yield f"{FOLDER}/{name}/index.json", _json(_project(name, packages, labels))
 
 
-def _project(name: str, packages: Sequence[Package]) -> dict[str, Any]:
+def _project(name: str, packages: Sequence[Package], labels: Sequence[Labels]) -> dict[str, Any]:
     return {
         "name": name,
         "versions": list(dict.fromkeys(package.version for package in packages)),
-        "files": [_file(package) for package in packages],
+        "files": [*map(_package, packages), *map(_file, labels)],
     }
 
 
-def _file(package: Package) -> dict[str, Any]:
+def _file(one: Package | Labels) -> dict[str, Any]:
+    return {
+        "filename": one.file,
+        "url": f"../../{one.url}",
+        "hashes": {"sha256": one.sha256},
+        "size": one.size,
+    }
+
+
+def _package(package: Package) -> dict[str, Any]:
     metadata = {"sha256": package.metadata.sha256}
     said: dict[str, Any] = {
-        "filename": package.file,
-        "url": f"../../{package.url}",
-        "hashes": {"sha256": package.sha256},
-        "size": package.size,
+        **_file(package),
         "core-metadata": metadata,
         "dist-info-metadata": metadata,  # its name before PEP 714, which older installers read
     }

@@ -16,12 +16,12 @@ from packaging.version import Version
 
 from model_cache import catalogue as catalogues
 from model_cache import files, small_file
-from model_cache.catalogue import Catalogue, Offer, Package
+from model_cache.catalogue import Catalogue, Labels, Offer, Package
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
 from model_cache.names import printable
 
-from . import page, simple
-from .shelf import Shelf, Wheel
+from . import page, simple, variants
+from .shelf import Shelf, Wheel, url_of
 
 __all__ = ["Built", "Site", "build", "catalogue_of"]
 
@@ -96,7 +96,20 @@ def catalogue_of(shelf: Shelf) -> Catalogue:
     return Catalogue(
         wheels=tuple(package for package in packages if isinstance(package, Offer)),
         others=tuple(package for package in packages if not isinstance(package, Offer)),
+        labels=tuple(labels for labels, _ in _labels(shelf)),
     )
+
+
+def _labels(shelf: Shelf) -> Iterator[tuple[Labels, bytes]]:
+    """For every version that has variants: the file that says what their labels mean, and its bytes."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for wheel in shelf.wheels:
+        if wheel.label is not None:
+            found.setdefault((wheel.package.name, wheel.package.version), set()).add(wheel.label)
+    for (name, version), labels in sorted(found.items()):
+        data, file = variants.document(labels), variants.index_name(name, version)
+        digest = hashlib.sha256(data).hexdigest()
+        yield Labels(url=url_of(file), sha256=digest, size=len(data), name=name, version=version, file=file), data
 
 
 def build(shelf: Shelf, site: Site, *, url: str | None = None, dry_run: bool = False) -> Built:
@@ -129,6 +142,7 @@ def _small_files(shelf: Shelf, catalogue: Catalogue, url: str | None) -> Iterato
     yield catalogues.FILE_NAME, catalogue.to_json_bytes()
     yield _PAGE, page.page(catalogue, url)
     yield from simple.pages(catalogue)
+    yield from ((unquote(labels.url), data) for labels, data in _labels(shelf))
     for wheel in shelf.wheels:
         yield from ((unquote(name), data) for name, data in wheel.beside.items())
 
