@@ -231,6 +231,25 @@ def test_a_hub_that_does_not_hold_what_was_pushed(hub: WritableHub, run: Run, wh
     assert f"{name} is missing" in err
 
 
+def test_a_wheel_so_small_that_the_hub_keeps_it_in_git(
+    hub: WritableHub, run: Run, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a file is listed by git's name of it, without a sha256."""
+    monkeypatch.setattr("fakes.writable_hub.LARGE_BYTES", 1_000_000)
+    assert run("push", wheel, URL, "--create")[0] == 0
+    assert hub.at(REPOSITORY, "main").files[wheel.name].sha256 is None
+    hub.spoil.add(wheel.name)
+    code, _, err = run("pull", URL, "--out", tmp_path / "out")
+    assert (code, "has another content on the Hub" in err) == (3, True)
+    hub.spoil.clear()
+    assert run("pull", URL, "--out", tmp_path / "out")[0] == 0
+    hub.lose.add(wheel.name)
+    wheel.unlink()
+    make_wheel(wheel.parent, PICKLED)
+    code, _, err = run("push", wheel, URL)
+    assert (code, f"{wheel.name} has" in err) == (3, True)
+
+
 def test_a_dry_run_writes_nothing(hub: WritableHub, run: Run, wheel: Path) -> None:
     code, out, _ = run("push", wheel, URL, "--create", "--dry-run")
     assert code == 0
@@ -361,7 +380,7 @@ def test_nothing_damaged_lands(hub: WritableHub, run: Run, wheel: Path, pushed: 
     hub.spoil.add(wheel.name)
     code, _, err = run("pull", URL, "--out", tmp_path / "out")
     assert code == 3
-    assert "is not what the Hub lists" in err
+    assert "what came is not what the Hub lists" in err
     assert not list((tmp_path / "out").iterdir())
 
 

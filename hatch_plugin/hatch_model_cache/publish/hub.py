@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from model_cache import small_file
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError, UsageError
@@ -16,7 +18,7 @@ from model_cache.names import printable, unsafe_path
 
 from .hub_address import HubAddress, is_commit, redact
 
-__all__ = ["WHEEL_FILE", "Hub", "RemoteFile"]
+__all__ = ["WHEEL_FILE", "Digests", "Hub", "RemoteFile"]
 
 MAX_FILES = 10_000
 MAX_REFS = 500
@@ -27,6 +29,26 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
+class Digests:
+    """What the Hub knows a file by: its size in bytes, its sha256, and git's name of it (`oid`), in hex."""
+
+    size: int
+    sha256: str
+    oid: str
+
+    @classmethod
+    def of(cls, file: IO[bytes]) -> Digests:
+        """Of a seekable file, from its start to its end."""
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        while piece := file.read(1024 * 1024):
+            sha256.update(piece)
+            sha1.update(piece)
+        return cls(size, sha256.hexdigest(), sha1.hexdigest())
+
+
+@dataclass(frozen=True)
 class RemoteFile:
     """A file as the Hub lists it. size in bytes; sha256: of large files (LFS, Xet), else None; oid: git's name."""
 
@@ -34,6 +56,15 @@ class RemoteFile:
     size: int
     sha256: str | None
     oid: str
+
+    def differs(self, here: Digests) -> str | None:
+        """How a file here is another one than this; None when it is the same."""
+        if self.size != here.size:
+            return f"{self.name} has {self.size} bytes on the Hub, {here.size} here"
+        # what the Hub lists as `oid` of a large file is that of the pointer to it
+        if (self.sha256 or self.oid) != (here.sha256 if self.sha256 else here.oid):
+            return f"{self.name} has another content on the Hub than here"
+        return None
 
 
 class Hub:
@@ -108,8 +139,9 @@ class Hub:
         return ModelCacheError(f"{address}: the Hub could not be asked: {self._first_line(error)}")
 
     def _first_line(self, error: Exception) -> str:
-        lines = (str(error).strip() or repr(error)).splitlines()
-        return f"{redact(printable(lines[0]), self._token):.300}"
+        line = (str(error).strip() or repr(error)).splitlines()[0]
+        line = re.sub(r"\?[^\s'\"]+", "?…", line)  # a URL may carry a signature that opens it
+        return f"{redact(printable(line), self._token):.300}"
 
     def require_online(self, address: HubAddress) -> None:
         """Raises UsageError with ``HF_HUB_OFFLINE=1``."""

@@ -17,9 +17,9 @@ from model_cache.errors import DamagedError, ModelCacheError, NotFoundError, Usa
 from model_cache.manifest import Manifest
 from model_cache.names import printable
 from model_cache.trust import Origin, Trust
-from model_cache.verify import Deadline, copy_hash, hash_file, verify
+from model_cache.verify import verify
 
-from .hub import WHEEL_FILE, Hub, RemoteFile
+from .hub import WHEEL_FILE, Digests, Hub, RemoteFile
 from .hub_address import HubAddress
 
 __all__ = ["Found", "Pulled", "look", "pull"]
@@ -97,15 +97,15 @@ def pull(found: Found, out: Path, hub: Hub, trust: Trust) -> Pulled:
         out.mkdir(parents=True, exist_ok=True)
         with _folder(out) as folder:
             temporary = folder / found.wheel
-            sha256, size = _fetch(found, hub, temporary)
+            digests = _fetch(found, hub, temporary)
             origin = _verify(found, temporary, trust)
-            fresh = not _is_there(path, sha256, size)
+            fresh = not _is_there(path, digests)
             if fresh:
                 temporary.rename(path)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise ModelCacheError(f"{where or f'{out}: '}{error.strerror or error}") from None
-    return Pulled(found, path, size, sha256, origin, found.remote is not None, fresh)
+    return Pulled(found, path, digests.size, digests.sha256, origin, found.remote is not None, fresh)
 
 
 @contextmanager
@@ -117,33 +117,23 @@ def _folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fetch(found: Found, hub: Hub, to: Path) -> tuple[str, int]:
-    """The wheel as the Hub lists it, at `to`: (sha256, bytes). A bad copy in the local cache is replaced once."""
-    digest = _copy(hub.download(found.address, found.wheel), to)
-    if found.remote and _differs(found.remote, *digest):
-        digest = _copy(hub.download(found.address, found.wheel, again=True), to)
-        if problem := _differs(found.remote, *digest):
-            raise DamagedError(f"{found.address}: {found.wheel} is not what the Hub lists", [problem])
-    return digest
+def _fetch(found: Found, hub: Hub, to: Path) -> Digests:
+    """The wheel as the Hub lists it, at `to`. A bad copy in the local cache is replaced once."""
+    digests = _copy(hub.download(found.address, found.wheel), to)
+    if found.remote and found.remote.differs(digests):
+        digests = _copy(hub.download(found.address, found.wheel, again=True), to)
+        if problem := found.remote.differs(digests):
+            raise DamagedError(f"{found.address}: what came is not what the Hub lists", [problem])
+    return digests
 
 
-def _copy(source: Path, to: Path) -> tuple[str, int]:
+def _copy(source: Path, to: Path) -> Digests:
     """Copy out of the Hub's cache: what lies there may be replaced while it is looked at."""
-    with source.open("rb") as file, to.open("wb") as copy:
-        status = os.fstat(file.fileno())
-        digest = copy_hash(file, copy.write, status.st_size, Deadline())
+    with source.open("rb") as file, to.open("w+b") as copy:
+        shutil.copyfileobj(file, copy)
         copy.flush()
         os.fsync(copy.fileno())
-    return digest
-
-
-def _differs(remote: RemoteFile, sha256: str, size: int) -> str | None:
-    """How what came is not what the Hub lists; None when it is."""
-    if remote.size != size:
-        return f"the Hub lists {remote.size} bytes, {size} came"
-    if remote.sha256 and remote.sha256 != sha256:
-        return f"the Hub lists sha256 {remote.sha256}, {sha256} came"
-    return None
+        return Digests.of(copy)
 
 
 def _verify(found: Found, path: Path, trust: Trust) -> Origin:
@@ -164,13 +154,13 @@ def _verify(found: Found, path: Path, trust: Trust) -> Origin:
     return verified.origin
 
 
-def _is_there(path: Path, sha256: str, size: int) -> bool:
+def _is_there(path: Path, wanted: Digests) -> bool:
     """Whether `path` has these bytes. Raises UsageError when it has others."""
     try:
         with path.open("rb") as file:
-            there = hash_file(file, size, Deadline())
+            there = Digests.of(file)
     except FileNotFoundError:
         return False
-    if there != (sha256, size):
+    if there != wanted:
         raise UsageError(f"{path}: is there already and is another wheel; move it away")
     return True

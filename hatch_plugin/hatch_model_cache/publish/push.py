@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,10 @@ from model_cache.errors import DamagedError, ModelCacheError, NotFoundError, Usa
 from model_cache.manifest import Manifest
 from model_cache.names import normalize
 from model_cache.trust import Origin
-from model_cache.verify import Deadline, hash_file, verify
+from model_cache.verify import verify
 
 from . import card
-from .hub import WHEEL_FILE, Hub, RemoteFile
+from .hub import WHEEL_FILE, Digests, Hub, RemoteFile
 from .hub_address import DEFAULT_BRANCH, HubAddress, is_commit
 from .installing import pip_line, pull_line
 
@@ -27,29 +26,20 @@ __all__ = ["Local", "Pushed", "Release", "push", "release"]
 
 @dataclass(frozen=True)
 class Local:
-    """A file to publish. content: its bytes, or where they are; sha256 and oid (git's name of it) in hex."""
+    """A file to publish. content: its bytes, or where they are."""
 
     name: str
     content: bytes | Path
-    size: int
-    sha256: str
-    oid: str
+    digests: Digests
 
     @classmethod
     def of_bytes(cls, name: str, content: bytes) -> Local:
         """A small file."""
-        oid = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-        return cls(name, content, len(content), hashlib.sha256(content).hexdigest(), oid)
+        return cls(name, content, Digests.of(io.BytesIO(content)))
 
     def differs(self, remote: RemoteFile | None) -> str | None:
         """How the file that the Hub lists is another one; None when it is this one."""
-        if remote is None:
-            return f"{self.name} is missing"
-        if remote.size != self.size:
-            return f"{self.name} has {remote.size} bytes there, {self.size} here"
-        # a large file is known by its sha256, a small one by git's name of its content
-        same = remote.sha256 == self.sha256 if remote.sha256 else remote.oid == self.oid
-        return None if same else f"{self.name} has another content there"
+        return f"{self.name} is missing" if remote is None else remote.differs(self.digests)
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ def release(path: Path) -> Release:
     if not WHEEL_FILE.fullmatch(path.name):
         raise UsageError(f"{path}: is not the file name of a wheel")
     with path.open("rb") as file:
-        sha256, size = hash_file(file, os.fstat(file.fileno()).st_size, Deadline())
+        digests = Digests.of(file)
     with WheelPayload(str(path)) as payload:
         verified = verify(payload)
         small = {manifests.FILE_NAME: payload.read(manifests.FILE_NAME, manifests.MAX_BYTES)}
@@ -81,7 +71,7 @@ def release(path: Path) -> Release:
         if verified.signatures_sha256:
             small[signature.FILE_NAME] = payload.read(signature.FILE_NAME, signature.MAX_BYTES)
             keys = tuple(one.key for one in signature.parse(small[signature.FILE_NAME]))
-    wheel = Local(path.name, path, size, sha256, "")
+    wheel = Local(path.name, path, digests)
     files = (wheel, *(Local.of_bytes(name, data) for name, data in small.items()))
     return Release(verified.manifest, verified.origin, wheel, files, keys)
 
@@ -214,8 +204,8 @@ class _Push:
         text = card.render(
             self.what.manifest,
             wheel.name,
-            wheel.size,
-            wheel.sha256,
+            wheel.digests.size,
+            wheel.digests.sha256,
             pinned=pinned,
             url=self.hub.url(pinned, wheel.name),
             keys=self.what.keys,
@@ -267,12 +257,10 @@ class _Push:
         install: tuple[str, ...] = ()
         if pinned:
             at = self.address.at(pinned)
-            line = pip_line(self.what.manifest.name, self.hub.url(at, wheel.name), wheel.sha256)
+            line = pip_line(self.what.manifest.name, self.hub.url(at, wheel.name), wheel.digests.sha256)
             install = (pull_line(at), line)
-        files = tuple(uploaded), tuple(deleted)
-        return Pushed(
-            self.address, pinned, head, wheel.name, wheel.size, wheel.sha256, *files, created, install, dry_run
-        )
+        files, size, sha256 = (tuple(uploaded), tuple(deleted)), wheel.digests.size, wheel.digests.sha256
+        return Pushed(self.address, pinned, head, wheel.name, size, sha256, *files, created, install, dry_run)
 
 
 _BESIDE = frozenset({manifests.FILE_NAME, signature.FILE_NAME})
