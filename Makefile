@@ -32,7 +32,7 @@ torture: .venv/ready  ## kill, fill, fault and crowd deploys; a table of what wa
 	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/test_deploy.py -k "system_call"
 	$(BIN)/python tests/torture/run.py
 
-fuzz: .venv/ready  ## 100,000 hostile manifests, archives and signature files (~3 min)
+fuzz: .venv/ready  ## 100,000 hostile manifests, archives, signature files and catalogues (~3 min)
 	$(BIN)/python tests/fuzz/run.py
 
 engines: .venv/ready  ## the engine environments, from engines/*.txt

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from factories import A100, CONTENTS, H100, MODEL, NAME, make_wheel, record, sha, write_zip
+from hatch_model_cache import publish
 from hatch_model_cache.publish import shelf, site
 from hatch_model_cache.signing import generate, load_key, sign_wheel
 from model_cache import catalogue as catalogues
@@ -360,6 +362,23 @@ def test_metadata_that_no_installer_could_read(build: Build, dist: Path, metadat
     done = build()
     assert done.code == 3
     assert problem in done.err
+
+
+def test_a_dependency_that_is_a_bomb(build: Build, dist: Path, out: Path) -> None:
+    dependency(dist, metadata=f"Description: {'x' * (17 << 20)}\n")
+    done = build()
+    assert (done.code, "METADATA is larger than" in done.err, out.exists()) == (3, True, False)
+
+
+def test_without_the_libraries_one_line_names_the_extra(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("hatch_model_cache.publish.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("shelf", "site", "page", "variants"):
+        monkeypatch.delattr(publish, name, raising=False)
+    monkeypatch.setitem(sys.modules, "installer.sources", None)
+    done = build()
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(r"model-cache: `model-cache index` needs .*hatch-model-cache\[index\]'\n", done.err)
 
 
 def test_names_that_are_one_to_an_index(build: Build, dist: Path) -> None:

@@ -1,4 +1,4 @@
-"""Feed hostile manifests, archives and signature files to their readers, and watch what the process does meanwhile.
+"""Feed hostile manifests, archives, signature files and catalogues to their readers, and watch what the process does.
 
     python tests/fuzz/run.py [--inputs 100000] [--seed N]
 
@@ -30,11 +30,12 @@ import mutate  # noqa: E402
 
 from factories import CONTENTS, ENTRY_ONE, make_document, make_host, make_wheel, wheel_name  # noqa: E402
 from fuzz_signature import KEY, fuzz_signature  # noqa: E402
-from model_cache import deploy, ed25519, manifest, signature, trust  # noqa: E402
+from model_cache import catalogue, deploy, ed25519, manifest, signature, trust  # noqa: E402
 from model_cache.archive import WheelPayload  # noqa: E402
 from model_cache.contents import look  # noqa: E402
 from model_cache.errors import ModelCacheError  # noqa: E402
 from model_cache.verify import verify  # noqa: E402
+from test_catalogue import FULL  # noqa: E402
 
 WARM_UP = 60
 SECONDS = 5.0
@@ -115,7 +116,7 @@ class Watch:
 
 
 class Fuzzer:
-    """The three readers, their seeds, and the sandbox."""
+    """The four readers, their seeds, and the sandbox."""
 
     def __init__(self, sandbox: Path, seed: int) -> None:
         self.sandbox = sandbox
@@ -162,6 +163,15 @@ class Fuzzer:
         if self.chance.random() < 0.5:
             return mutate.document(json.loads(signed), self.chance)
         return mutate.data(signed, [OURS, BUNDLED, self.manifest], self.chance)
+
+    def catalogues(self) -> bytes:
+        seed = FULL.to_json_bytes()
+        if self.chance.random() < 0.5:
+            return mutate.document(json.loads(seed), self.chance)
+        return mutate.data(seed, [seed, self.manifest], self.chance)
+
+    def read_catalogue(self, data: bytes) -> None:
+        catalogue.parse(data)
 
     def read_manifest(self, data: bytes) -> None:
         manifest.parse(data)
@@ -221,7 +231,8 @@ def main() -> int:
         parts: dict[str, tuple[Callable[[], bytes], Callable[[bytes], object], int]] = {
             "manifests": (fuzzer.manifests, fuzzer.read_manifest, 4 * third),
             "archives": (fuzzer.archives, fuzzer.read_archive, 3 * third),
-            "signature files": (fuzzer.signatures, fuzzer.read_signature, options.inputs - 7 * third),
+            "signature files": (fuzzer.signatures, fuzzer.read_signature, 2 * third),
+            "catalogues": (fuzzer.catalogues, fuzzer.read_catalogue, options.inputs - 9 * third),
         }
         fuzzer.watch.warming = True  # what is imported late is imported now
         for make, read, _ in parts.values():

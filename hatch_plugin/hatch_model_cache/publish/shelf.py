@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ __all__ = ["FOLDER", "Shelf", "Wheel", "read", "url_of"]
 
 FOLDER = "wheels"
 """Directory of an index that holds the wheels and what lies beside them."""
+
+_MAX_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,11 @@ def _hardware(target: TargetRecord) -> str:
 def _other(file: _File, note: Note, *, unpack: bool) -> Wheel:
     """A wheel that is no model cache: what one depends on. Only its own RECORD can speak for it."""
     try:
-        with WheelFile.open(file.path) as wheel:
+        with zipfile.ZipFile(file.path) as archive:
+            wheel = WheelFile(archive)
+            for name in ("METADATA", "RECORD"):  # both are read into memory
+                if archive.getinfo(f"{wheel.dist_info_dir}/{name}").file_size > _MAX_BYTES:
+                    raise ValueError(f"{name} is larger than {_MAX_BYTES} bytes")
             wheel.validate_record(validate_contents=unpack)
             metadata = wheel.read_dist_info("METADATA").encode()
     except Exception as error:  # installer raises its own kinds, zipfile and the parsers theirs
