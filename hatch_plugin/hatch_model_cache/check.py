@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from model_cache import cpu
 from model_cache.errors import UsageError
 from model_cache.names import printable
 
@@ -125,11 +126,11 @@ def observe(
     directory: str | None = None,
     progress: Progress,
 ) -> Observation:
-    """Let the engine compute what it would look for, under a pretended GPU, and end it there. Nothing is compiled.
+    """Let the engine compute what it would look for, and end it there. Nothing is compiled, a GPU is pretended.
 
     Args:
         command: how the engine will be started.
-        target: record of the GPU it will run on.
+        target: record of the GPU it will run on, or of the CPU that is here.
         python: the engine's interpreter.
         environment: the environment it will be started with.
         directory: its working directory, which relative model paths are under.
@@ -172,4 +173,5 @@ def observe(
         result["why_nothing"],
         command_line,
         adapter.expected_ranks(command.arguments),
+        (cpu.read(environment), cpu.read_compiler(environment)) if target["kind"] == "cpu" else None,
     )

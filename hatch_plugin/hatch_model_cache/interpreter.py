@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +20,17 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH")
 
 
 _ASK_VERSION = "import sys; print('python', *sys.version_info[:2])"
+_ASK_INSTALLED = """
+import sys
+from importlib.metadata import PackageNotFoundError, version
+for name in sys.argv[1:]:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        continue
+    print(name)
+    break
+"""
 _OLDEST = (3, 11)
 """What the compile process needs: -P, tomllib."""
 
@@ -40,8 +51,7 @@ def choose(engine: str, recipe_python: str | None) -> str:
         return _runnable(given, f"{VARIABLE}={given}")
     if recipe_python:
         return _runnable(recipe_python, f"`python` = {recipe_python!r} of the recipe")
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        metadata.version(engine)
+    if is_here(engine):
         return sys.executable
     raise UsageError(
         f"No interpreter with {engine} is known: set {VARIABLE} to one (absolute path), or `python` in the recipe, "
@@ -63,6 +73,19 @@ def _runnable(python: str, source: str) -> str:
     if version < _OLDEST:
         raise UsageError(f"{source} is Python {version[0]}.{version[1]}; {_OLDEST[0]}.{_OLDEST[1]} or later is needed.")
     return python
+
+
+def is_here(distribution: str) -> bool:
+    """Whether a distribution is installed in this interpreter."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return bool(metadata.version(distribution))
+    return False
+
+
+def has(python: str, names: Sequence[str]) -> str | None:
+    """The first of the distributions `names` that is installed in an interpreter; None if none is."""
+    done = subprocess.run([python, "-I", "-c", _ASK_INSTALLED, *names], capture_output=True, timeout=60, check=False)
+    return next((name for name in names if name == done.stdout.decode(errors="replace").strip()), None)
 
 
 def scrubbed_environment(

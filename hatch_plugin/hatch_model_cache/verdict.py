@@ -8,6 +8,8 @@ from dataclasses import field as dataclass_field
 from enum import Enum
 from typing import Any
 
+from model_cache import fit
+from model_cache.cpu import Compiler, Cpu
 from model_cache.manifest import Entry, GpuRecord, Manifest
 
 from . import factors
@@ -87,6 +89,7 @@ class Observation:
         why_nothing: why there are no look-ups.
         command: how it is started.
         ranks: ``<rank>_<data parallel rank>`` of every process that looks.
+        cpu: this CPU and its compiler, for an engine that runs on it.
     """
 
     target: Mapping[str, Any]
@@ -96,7 +99,12 @@ class Observation:
     why_nothing: str | None = None
     command: CommandLine = dataclass_field(default_factory=CommandLine)
     ranks: Sequence[str] = ("0_0",)
+    cpu: tuple[Cpu, Compiler] | None = None
 
+
+CPU = "build a wheel for this CPU"
+_RULED = frozenset({"vec_isa", "cpu_capability", "AMX", "AVX512-BF16"})
+"""What `fit` compares of CPUs and the adapter's rules compare, too, with better words."""
 
 LOAD_CHECKED = frozenset({"python", "torch"})
 """Versions that torch compares when it loads an artifact (torch._dynamo.package.SystemInfo), whatever the key holds."""
@@ -115,7 +123,7 @@ def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdi
     hits = [e for look_up in seen.look_ups for e in _entries(manifest, look_up) if e.key == look_up["key"]]
     versions = list(_versions(manifest, seen.engine, loaded=bool(hits)))
     missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen)]
-    reasons = (*versions, *missed, *_other_gpu(manifest, hits, seen.target), *_unsafe(manifest, seen, rules))
+    reasons = (*versions, *missed, *_other_hardware(manifest, hits, seen), *_unsafe(manifest, seen, rules))
     if any(reason.answer is Answer.MISS for reason in versions) or not hits:
         answer = Answer.MISS
     elif any(reason.answer is Answer.UNSAFE for reason in reasons):
@@ -164,6 +172,16 @@ def _versions(manifest: Manifest, engine: Mapping[str, str], *, loaded: bool) ->
             named = {"name": "engine", "version": manifest.engine.name}.get(field, field)
             answer = Answer.UNSAFE if loaded and field not in LOAD_CHECKED else Answer.MISS
             yield Reason(named, ours, theirs, answer, f"build a wheel for {named} {theirs}, or install {ours}")
+
+
+def _other_hardware(manifest: Manifest, hits: Sequence[Entry], seen: Observation) -> Iterator[Reason]:
+    if seen.cpu is None:
+        yield from _other_gpu(manifest, hits, seen.target)
+    elif hits:
+        for difference in fit.cpu_differences(manifest, *seen.cpu):
+            if difference.field not in _RULED:
+                values = difference.wheel, difference.host
+                yield Reason(difference.field, *values, Answer.UNSAFE, CPU, "no key holds anything of the CPU")
 
 
 def _other_gpu(manifest: Manifest, hits: Sequence[Entry], target: Mapping[str, Any]) -> Iterator[Reason]:

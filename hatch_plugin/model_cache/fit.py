@@ -66,6 +66,15 @@ def compare(manifest: Manifest, host: Host) -> Fit:
     return Fit(() if differences + found else targets, tuple(dict.fromkeys(differences + found)))
 
 
+def cpu_differences(manifest: Manifest, here: Cpu, compiler: Compiler) -> list[Difference]:
+    """What makes a CPU, or its compiler, another one than the build's; nothing for a wheel for GPUs."""
+    records = [target for target in manifest.targets if isinstance(target, CpuRecord)]
+    if not records:
+        return []
+    _, found = _this_cpu(records, manifest.unkeyed, here)
+    return _compiler_differences(manifest.unkeyed.get("compiler"), compiler) + found
+
+
 def _version_differences(wheel: Engine, host: Host) -> list[Difference]:
     pairs = [
         ("engine", wheel.name, host.engine),

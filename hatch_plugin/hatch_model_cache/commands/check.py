@@ -7,13 +7,14 @@ import os
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hatch_model_cache import check, engine_process, interpreter, progress, targets
+from hatch_model_cache import check, engine_process, interpreter, probe, progress, targets
 from hatch_model_cache.compile import engines
 from hatch_model_cache.verdict import Answer, Verdict, judge
-from model_cache import small_file
+from model_cache import cpu, small_file
 from model_cache.console import Parser, print_json
 from model_cache.discovery import scan
 from model_cache.errors import NotFoundError, UsageError
@@ -74,8 +75,8 @@ def _run(arguments: argparse.Namespace) -> int:
     command = check.parse_command(words)
     environment.update(command.environment)
     manifests = _manifests(arguments.what)
-    target = target_record(arguments.target)
-    python = interpreter.choose(command.engine, None)
+    command, python = installed(command)
+    target = target_record(arguments.target, engines.adapter(command.engine).KIND, environment)
     try:
         with progress.shown(quiet=arguments.quiet) as shown:
             seen = check.observe(command, target, python, environment=environment, directory=directory, progress=shown)
@@ -97,14 +98,51 @@ def _manifests(names: Sequence[str]) -> list[Manifest]:
     return found
 
 
-def target_record(name: str | None) -> Mapping[str, Any]:
-    """The record of the named target, or of this host's first GPU."""
+def installed(command: check.Command) -> tuple[check.Command, str]:
+    """The command with the distribution that it is of, since several have one called `vllm`; its interpreter."""
+    names = [name for name in engines.NAMES if name.startswith(command.engine)]
+    python = interpreter.choose(next(filter(interpreter.is_here, names), command.engine), None)
+    return replace(command, engine=interpreter.has(python, names) or command.engine), python
+
+
+def target_record(
+    name: str | None, kind: str = "gpu", environment: Mapping[str, str] = os.environ
+) -> Mapping[str, Any]:
+    """The record of the named target, or of what is here: the first GPU, or the CPU.
+
+    Args:
+        name: of a target.
+        kind: that the engine runs on.
+        environment: the engine's; some of it decides what a CPU is to torch.
+    """
     if name is not None:
-        return targets.load(name).as_dict()
+        record = targets.load(name).as_dict()
+        if record["kind"] != kind:
+            raise UsageError(f"{name} is a {record['kind']}, and the engine here runs on a {kind}")
+    if kind == "cpu":
+        return _this_cpu(name, environment)
+    if name is not None:
+        return record
     gpus = probe_gpus()
     if not gpus.gpus:
         raise NotFoundError(f"no GPU to check for ({gpus.reason}): give --target NAME")
     return {"name": "this-host", "unverified": [], **vars(gpus.gpus[0])}
+
+
+def _this_cpu(name: str | None, environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """A CPU is not pretended: whatever target is named, the engine is asked on the CPU that is here."""
+    here = probe.cpu_target(environment)
+    if name is not None and (here is None or here.name != name):
+        raise UsageError(f"a CPU cannot be pretended: this one is {here.name if here else 'of no shipped target'}")
+    found = cpu.read(environment)
+    return {
+        "name": here.name if here else "this-host",
+        "kind": "cpu",
+        "machine": found.machine,
+        "vec_isa": found.vec_isa,
+        "cpu_capability": found.capability,
+        "flags": sorted(found.flags),
+    }
 
 
 def _check_recipe(arguments: argparse.Namespace) -> int:
