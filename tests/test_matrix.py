@@ -365,7 +365,7 @@ def test_emit_for_gitlab(directory: Path, capsys: pytest.CaptureFixture[str]) ->
     pipeline: dict[str, Any] = yaml.safe_load(emitted(directory, capsys, "--format", "gitlab", "--only", LONG))
     job = pipeline[f"{LONG}==1.2.0"]
     assert job["script"] == [f"model-cache matrix build {directory} --only {LONG}==1.2.0"]
-    assert pipeline["stages"] == ["build"]
+    assert pipeline["stages"] == ["build", "sign", "publish"]
 
 
 def test_emit_leaves_out_what_is_up_to_date(

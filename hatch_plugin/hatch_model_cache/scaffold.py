@@ -14,9 +14,11 @@ from model_cache.errors import ModelCacheError, UsageError
 from model_cache.names import printable
 
 from . import templating
+from .compile import engines
 from .naming import slug
 from .recipe import Recipe, config_files, options
 from .recipe_checks import check
+from .targets import Target
 
 CONFIG, DRAFTS = "model", "drafts"
 """Directories in a project made here: with the model's config.json, with one directory for each speculative model."""
@@ -46,6 +48,8 @@ class Project:
     """Said above `serve-args`, one line each."""
     pipelines: tuple[str, ...] = ()
     """Names in `PIPELINES`."""
+    image: str | None = None
+    """The image that serves; by default vLLM's own of the recipe's version."""
 
     @property
     def name(self) -> str:
@@ -64,31 +68,58 @@ class Project:
 
         Raises UsageError when the templates' libraries are missing or a file of the configuration cannot be read.
         """
-        values = {**template_values(self.name, self.version), "recipe": self.table(), "notes": self.notes}
-        values["commands"] = [shlex.join(self._command(served)) for served in self.recipe.served_as]
-        values["command_words"] = [self._command(served) for served in self.recipe.served_as]
+        values = self._template_values()
         rendered = templating.render_folder("recipe", values)
         for pipeline in self.pipelines:
             rendered |= templating.render_folder(f"pipelines/{pipeline}", values)
         found = {path: text.encode() for path, text in rendered.items()}
-        for place, directory in self._configurations():
-            found |= {f"{place}/{name}": _content(path) for name, path in config_files(directory)}
-        return dict(sorted(found.items()))
+        return dict(sorted((found | self.configurations()).items()))
 
-    def _configurations(self) -> list[tuple[str, Path]]:
+    def configurations(self) -> dict[str, bytes]:
+        """The files of the model's configuration and of those of its speculative models, as `files` has them."""
+        return {
+            f"{place}/{name}": _content(path)
+            for place, directory in self._directories()
+            for name, path in config_files(directory)
+        }
+
+    def _directories(self) -> list[tuple[str, Path]]:
         """Directories in the project, and where their files are now."""
         found = [(CONFIG, self.recipe.config_dir)] if self.recipe.config_dir else []
         return found + [(f"{DRAFTS}/{slug(name)}", path) for name, path in self.recipe.draft_dirs.items()]
+
+    def _template_values(self) -> dict[str, Any]:
+        recipe = self.recipe
+        words = [self._command(served) for served in recipe.served_as]
+        first = recipe.load_targets()[0]
+        gpu = first.device_name if isinstance(first, Target) else None
+        return {
+            **template_values(),
+            "name": self.name,
+            "version": self.version,
+            "recipe": self.table(),
+            "notes": self.notes,
+            "command_words": words,
+            "commands": [shlex.join(command) for command in words],
+            "extras": "build" if recipe.config_dir else "build,hub",
+            "image": self.image or f"vllm/vllm-openai:v{recipe.engine_version}",
+            "gpus": len(engines.adapter(recipe.engine_name).expected_ranks(recipe.serve_args)) if gpu else 0,
+            "gpu_product": gpu.replace(" ", "-") if gpu else None,  # as NVIDIA's feature discovery labels a node
+        }
 
     def _command(self, served: str) -> list[str]:
         return [self.recipe.engine_name, "serve", served, *self.recipe.serve_args]
 
 
-def template_values(name: str, version: str) -> dict[str, Any]:
-    """What every template is given."""
+def template_values() -> dict[str, Any]:
+    """What every template is given: the versions of this tool and of the actions in workflows, and that a project has
+    one recipe."""
+    import tomllib
+
     import model_cache
 
-    return {"name": name, "version": version, "tool_version": model_cache.__version__}
+    actions = tomllib.loads((templating.DIRECTORY / "actions.toml").read_text("utf-8"))
+    return {"tool_version": model_cache.__version__, "actions": actions, "matrix": False}
 
 
 def checked(

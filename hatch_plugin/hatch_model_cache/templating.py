@@ -21,7 +21,7 @@ SUFFIX = ".jinja"
 
 def render(name: str, values: Mapping[str, Any]) -> str:
     """The text of the template `name` (relative to `DIRECTORY`, with its suffix)."""
-    return _environment().get_template(name).render(values)
+    return _environment().get_template(name).render(values).rstrip("\n") + "\n"
 
 
 def render_folder(name: str, values: Mapping[str, Any]) -> dict[str, str]:
@@ -57,6 +57,22 @@ def grouped(arguments: Sequence[str]) -> list[list[str]]:
     return groups
 
 
+def quoted(value: str) -> str:
+    """A string for YAML, in double quotes. JSON's escapes are YAML's; what JSON need not escape, YAML may not hold."""
+    return re.sub(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", _escaped, json.dumps(value, ensure_ascii=False))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
+
+
+def _in_dockerfile(value: str) -> str:
+    """A string for ENV, in double quotes."""
+    if "\n" in value or "\r" in value:
+        raise UsageError(f"a Dockerfile cannot set a variable to a text of several lines: {value!r:.60}")
+    return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
+
+
 def _environment() -> Environment:
     try:
         import jinja2
@@ -81,6 +97,9 @@ def _environment() -> Environment:
         "toml": as_toml,
         "grouped": grouped,
         "shell": lambda value: shlex.quote(value) if isinstance(value, str) else shlex.join(value),
-        "quoted": lambda value: json.dumps(value, ensure_ascii=False),  # YAML and JSON
+        "quoted": quoted,
+        "python": repr,
+        "pod": lambda value: value.replace("$(", "$$("),  # Kubernetes would put a variable there
+        "dockerfile": _in_dockerfile,
     }
     return environment

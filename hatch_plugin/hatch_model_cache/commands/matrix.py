@@ -26,13 +26,22 @@ as fit into cores and memory, and goes on after a failure and where it was stopp
 
 def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
     """Register ``matrix``."""
+    from . import new as new_commands
+
     parser = commands.add_parser(
         "matrix",
         help="plan and build many wheels from one file",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    actions = parser.add_subparsers(required=True, metavar="plan|build|emit")
+    actions = parser.add_subparsers(required=True, metavar="new|plan|build|emit")
+    new = actions.add_parser(
+        "new",
+        help="make a project with a matrix from the command that serves its first model",
+        description="Make a project with a matrix. Takes what `model-cache new` takes; each target gets a wheel.",
+    )
+    new_commands.add_arguments(new)
+    new.set_defaults(run=_new)
     plan = _add(actions, "plan", "list the wheels, and which are to be built and why", _plan)
     plan.add_argument("--json", action="store_true", help="print one JSON object")
     build = _add(actions, "build", "build the wheels that are not up to date", _build)
@@ -53,6 +62,20 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
     emit = _add(actions, "emit", "write what is to be built for a pipeline", _emit)
     emit.add_argument("--format", choices=["github", "gitlab", "json"], required=True, help="for whom")
     emit.add_argument("--all", action="store_true", help="also what is up to date")
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from hatch_model_cache.matrix import starter
+
+    from . import new
+
+    if len(set(arguments.targets or ())) > 1 and arguments.hardware is None:
+        arguments.hardware = "matrix"  # a recipe of several targets needs a word for them; a matrix has none
+    project, dropped = new.asked_project(arguments)
+    directory = arguments.directory or Path("model-caches")
+    files = starter.files(project)
+    new.make(arguments, files, directory, {"matrix": "matrix.toml"}, new.left_out(dropped), [])
+    return 0
 
 
 def _add(actions: argparse._SubParsersAction[Parser], name: str, text: str, run: object) -> argparse.ArgumentParser:

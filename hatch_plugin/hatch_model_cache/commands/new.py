@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"add pipelines: {', '.join(PIPELINES)}",
     )
     parser.add_argument(
+        "--image", metavar="IMAGE", help="the image that serves, for those pipelines (vllm/vllm-openai:vVERSION)"
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="check everything, say what would be made, write nothing"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -77,43 +80,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hatch_model_cache import scaffold
+    import dataclasses
+
+    from hatch_model_cache import serve_line
 
     project, dropped = asked_project(arguments)
-    directory: Path = arguments.directory or Path(project.name)
-    files = project.files()
+    recipe, notes = serve_line.pinned(project.recipe)
+    project = dataclasses.replace(project, recipe=recipe, notes=notes)
+    about = {"name": project.name, "version": project.version}
+    directory = arguments.directory or Path(project.name)
+    make(arguments, project.files(), directory, about, [*notes, *left_out(dropped)], recipe.warnings())
+    return 0
+
+
+def left_out(dropped: Sequence[str]) -> list[str]:
+    """What to say about flags of the command that are not in what was made."""
+    return [f"left out, no key holds it: {flag}" for flag in dropped]
+
+
+def make(
+    arguments: argparse.Namespace,
+    files: Mapping[str, bytes],
+    directory: Path,
+    about: Mapping[str, str],
+    notes: Sequence[str],
+    warnings: Sequence[str],
+) -> None:
+    """Write a new project, unless it is a dry run, and say what was made.
+
+    about: what it is, for people and for `--json`.
+    """
+    from hatch_model_cache import scaffold
+
     if arguments.dry_run:
         scaffold.require_unused(directory)
     else:
         scaffold.write(files, directory)
-    notes = [*project.notes, *(f"left out, no key holds it: {flag}" for flag in dropped)]
-    answer = {
-        "name": project.name,
-        "version": project.version,
+    answer: dict[str, Any] = {
+        **about,
         "directory": str(directory),
         "files": list(files),
         "written": not arguments.dry_run,
-        "notes": notes,
-        "warnings": project.recipe.warnings(),
+        "notes": list(notes),
+        "warnings": list(warnings),
     }
-    tell(arguments, answer)
-    return 0
-
-
-def tell(arguments: argparse.Namespace, answer: dict[str, Any]) -> None:
-    """Print what was made, or would be."""
     if arguments.json:
         print_json(answer)
     elif not arguments.quiet:
         done = "made" if answer["written"] else "would make"
-        lines = [f"{done} {answer['name']} {answer['version']} in {answer['directory']}: {', '.join(answer['files'])}"]
+        lines = [f"{done} {' '.join(about.values())} in {answer['directory']}: {', '.join(answer['files'])}"]
         lines += [f"note: {note}" for note in answer["notes"]]
         lines += [f"warning: {warning}" for warning in answer["warnings"]]
         sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
 
 
 def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ...]]:
-    """The project that the arguments ask for, and the flags of the command that were left out.
+    """The project that the arguments ask for, nothing pinned, and the flags of the command that were left out.
 
     Raises UsageError with every problem.
     """
@@ -154,8 +176,8 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
         problems.append(f"--engine: is {arguments.engine}, and the command starts {line.engine}.")
     if problems or line is None or recipe is None:
         raise UsageError("No project can be made:", problems)
-    recipe, notes = serve_line.pinned(recipe)
-    return scaffold.Project(recipe=recipe, version=arguments.version, notes=notes, pipelines=pipelines), line.dropped
+    project = scaffold.Project(recipe=recipe, version=arguments.version, pipelines=pipelines, image=arguments.image)
+    return project, line.dropped
 
 
 def _add(problems: list[str], check: Any) -> None:

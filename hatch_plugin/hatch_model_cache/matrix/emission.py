@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hatch_model_cache import templating
+from hatch_model_cache.scaffold import template_values
 from model_cache.errors import UsageError
 
 from .builder import Order
@@ -24,7 +25,7 @@ def emit(orders: Sequence[Order], form: str, *, path: str) -> str:
     Raises UsageError if the form cannot hold that many.
     """
     if form == "gitlab":
-        values = {"cells": [described(order) for order in orders], "path": path}
+        values = {**template_values(), "cells": [described(order) for order in orders], "path": path}
         return templating.render("matrix/child-pipeline.yml.jinja", values)
     if form == "github":
         if len(orders) > GITHUB_JOBS:
