@@ -96,6 +96,7 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     assert chromium, "these tests need Debian's chromium: apt-get install chromium (.ci/run does it)"
     quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+    expect.set_options(timeout=20_000)
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--disable-gpu", *quiet], timeout=60_000
@@ -113,7 +114,7 @@ def open_page(browser: Browser, built: Path) -> Iterator[Open]:
         context = browser.new_context(**({"viewport": DESK} | options))
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(20_000)
         page.on("request", lambda request: asked.append(request.url.partition("#")[0]))
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -239,6 +240,19 @@ def test_copying_from_a_server(open_page: Open, served: str) -> None:
     details.locator("button:visible").click()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert re.fullmatch(rf"--index-url {served}simple/\n\S+==2\.0\.0 --hash=sha256:[0-9a-f]{{64}}", copied)
+
+
+@pytest.mark.parametrize("path", ["/a/b", "/a/b/", "/a/b/index.html", "/a/b?x=https://elsewhere.example/#q=qwen"])
+def test_the_address_in_install_lines(browser: Browser, built: Path, path: str) -> None:
+    """Also where a server does not send the browser on to the address with a slash; credentials stay out."""
+    page = browser.new_page()
+    text = (built / "index.html").read_text("utf-8")
+    page.route("**/*", lambda route: route.fulfill(body=text, content_type="text/html"))
+    page.goto(f"http://user:secret@caches.example{path}")
+    line = page.locator("pre").first.text_content()
+    page.close()
+    assert line is not None
+    assert line.startswith("pip install --index-url http://caches.example/a/b/simple/ model-cache-")
 
 
 def test_copying_where_there_is_no_clipboard(open_page: Open) -> None:

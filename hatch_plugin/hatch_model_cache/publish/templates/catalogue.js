@@ -10,8 +10,9 @@
   // Install lines name this page's own address; what a shell would read as more than an address is encoded.
   const stand = document.body.dataset.index;
   if (stand) {
-    const here = new URL(".", location.href);
-    here.username = here.password = "";
+    const here = new URL(location.href);
+    here.username = here.password = here.search = here.hash = "";
+    here.pathname = here.pathname.replace(/\/[^\/]*\.html?$/, "/").replace(/\/?$/, "/");
     const address = here.href.replace(/[^A-Za-z0-9._~%:\/\[\]-]/g, (c) => "%" + c.charCodeAt(0).toString(16).toUpperCase());
     for (const pre of document.querySelectorAll("pre")) {
       pre.textContent = pre.textContent.replace(`--index-url ${stand}/`, () => `--index-url ${address}`);
