@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from model_cache import staging
+from model_cache import parallel, staging
 from model_cache.errors import ModelCacheError
 from model_cache.manifest import Entry
 from model_cache.root import Root
@@ -150,7 +150,8 @@ def make(
 
     Raises LinkError when a link stands in the way.
     """
-    return [_step(root, entry, old, deadline, links) for entry in entries]
+    size = sum(file.size for entry in entries for file in entry.files)
+    return list(parallel.each(lambda entry: _step(root, entry, old, deadline, links), entries, size))
 
 
 def _step(root: Root, entry: Entry, old: State | None, deadline: Deadline, links: Links | None) -> Step:

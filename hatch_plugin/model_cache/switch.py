@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
-from model_cache import files, kept, leftovers, place, plan, staging, state
+from model_cache import files, kept, leftovers, parallel, place, plan, staging, state
 from model_cache.errors import DamagedError, ModelCacheError
 from model_cache.files import human
 from model_cache.manifest import Manifest
@@ -94,7 +95,7 @@ def switch(root: Root, wanted: Wanted, deadline: Deadline) -> Outcome:
         version=manifest.version,
         targets=targets,
         entries=tuple(step.outcome for step in steps),
-        bytes_written=sum(step.size for step in steps),
+        bytes_written=_size(steps),
         removed=tuple(removed),
         left=tuple(left),
         previous=kept.version(root, result),
@@ -159,12 +160,12 @@ def _write(
     # Noted before they are made: a kill in between leaves a name in the list, not a directory that nobody removes.
     root.note_directories([*root.made_directories(), *root.missing_directories(step.parent for step in steps)])
     try:
-        for step in steps:
-            if step.writes:
-                deadline.check()
-                links = {file.path: file.link for file in step.target.files if file.link}
-                with files.opened(root.descriptor, step.parent, created) as parent:
-                    staging.stage(wanted.payload, step.entry, parent, staged[step.entry.directory], deadline, links)
+        written = [step for step in steps if step.writes]
+        for way in dict.fromkeys(step.parent for step in written):
+            with files.opened(root.descriptor, way, created):
+                pass  # made here, one after the other
+        for _ in parallel.each(partial(_stage, root, wanted, staged, deadline), written, _size(written)):
+            pass
         _sync(root, steps, staged, deadline)
         if not mending:
             kept.note(root, wanted.payload, wanted.verified)
@@ -183,6 +184,17 @@ def _write(
                 os.rmdir(name, dir_fd=parent)
         raise
     return steps, intent
+
+
+def _stage(root: Root, wanted: Wanted, staged: dict[str, str], deadline: Deadline, step: Step) -> None:
+    deadline.check()
+    links = {file.path: file.link for file in step.target.files if file.link}
+    with files.opened(root.descriptor, step.parent) as parent:
+        staging.stage(wanted.payload, step.entry, parent, staged[step.entry.directory], deadline, links)
+
+
+def _size(steps: Iterable[Step]) -> int:
+    return sum(step.size for step in steps)
 
 
 def _sync(root: Root, steps: list[Step], staged: dict[str, str], deadline: Deadline) -> None:
@@ -235,17 +247,21 @@ def _settle(
     root: Root, intent: State, steps: list[Step], deadline: Deadline
 ) -> tuple[State, Iterable[str], Iterable[str]]:
     """Check what was written at its final path, take the superseded away, record the result."""
+
+    def compare(step: Step) -> staging.Comparison | None:
+        if not step.writes:
+            return None
+        return staging.compare(root, step.target.directory, step.target.files, deadline)
+
     entries = []
-    for step in steps:
+    for step, found in zip(steps, parallel.each(compare, steps, _size(steps)), strict=True):
         entry = step.target
-        if step.writes:
-            found = staging.compare(root, entry.directory, entry.files, deadline)
-            if found is None or found.wrong:
-                staging.take_away(root, entry, deadline, even_if_changed=True)
-                raise DamagedError(
-                    f"{entry.directory} in {root.path} was not what had been written to it, and is deleted again; "
-                    "the disk may be failing"
-                )
+        if step.writes and (found is None or found.wrong):
+            staging.take_away(root, entry, deadline, even_if_changed=True)
+            raise DamagedError(
+                f"{entry.directory} in {root.path} was not what had been written to it, and is deleted again; "
+                "the disk may be failing"
+            )
         entries.append(staging.with_times(root, entry) if entry.ours else entry)
     removed, left = [], []
     for entry in obsolete(intent.superseded, steps):
