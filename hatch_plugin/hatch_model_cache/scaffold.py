@@ -33,6 +33,9 @@ PIPELINES = {
 }
 """What a project can be given besides its recipe; names of folders in templates/pipelines."""
 
+WITH_IMAGE = ("kserve", "kubernetes")
+"""Those that name the image that serves."""
+
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?")
 _MAX_CONFIG_FILE_BYTES = 64 << 20
 
@@ -108,7 +111,7 @@ class Project:
         }
 
     def _command(self, served: str) -> list[str]:
-        return [self.recipe.engine_name, "serve", served, *self.recipe.serve_args]
+        return [engines.adapter(self.recipe.engine_name).COMMAND, "serve", served, *self.recipe.serve_args]
 
 
 def template_values() -> dict[str, Any]:

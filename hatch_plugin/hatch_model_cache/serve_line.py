@@ -18,7 +18,8 @@ from .recipe import Recipe
 class ServeLine:
     """`vllm serve MODEL …` in its parts."""
 
-    engine: str
+    command: str
+    """The program before ``serve``: ``vllm``."""
     model: str
     arguments: tuple[str, ...]
     """What belongs into a recipe's `serve-args`."""
@@ -79,7 +80,7 @@ def pinned(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
     if not first:
         return recipe, ()
     where = recipe.targets[0] if len(found) == 1 else "these targets"
-    note = f"{' '.join(_flat(first))} spelled out: what `{recipe.engine_name} serve` takes on {where}"
+    note = f"{' '.join(_flat(first))} spelled out: what `{adapter.COMMAND} serve` takes on {where}"
     return dataclasses.replace(recipe, serve_args=(*recipe.serve_args, *_flat(first))), (note,)
 
 

@@ -140,6 +140,7 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
     Raises UsageError with every problem.
     """
     from hatch_model_cache import scaffold, serve_line
+    from hatch_model_cache.compile import engines
 
     problems: list[str] = []
     try:
@@ -172,8 +173,11 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
     recipe, found = scaffold.checked(table, words, where=Path.cwd(), version=arguments.version)
     # what is wrong for want of a command was said already
     problems += [text for text in found if line is not None or not text.startswith(words["model"])]
-    if line is not None and recipe is not None and recipe.engine_name != line.engine:
-        problems.append(f"--engine: is {arguments.engine}, and the command starts {line.engine}.")
+    if line is not None and recipe is not None and line.command != engines.adapter(recipe.engine_name).COMMAND:
+        problems.append(f"--engine: is {arguments.engine}, and the command starts {line.command}.")
+    needing = [name for name in pipelines if name in scaffold.WITH_IMAGE]
+    if recipe is not None and recipe.engine_name != "vllm" and needing and not arguments.image:
+        problems.append(f"--image: is needed for {', '.join(needing)}: no image of {recipe.engine} is known here.")
     if problems or line is None or recipe is None:
         raise UsageError("No project can be made:", problems)
     project = scaffold.Project(recipe=recipe, version=arguments.version, pipelines=pipelines, image=arguments.image)

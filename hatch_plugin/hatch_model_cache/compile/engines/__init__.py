@@ -8,6 +8,7 @@ build side can ask it for facts. It has:
 - ``environment(cache_root)``: variables that send the engine's cache there, and are in no key;
 - ``rules(version)``: what must be equal although the engine's key does not hold it (`rule.Rule`);
 - ``expected_ranks(arguments)``: names of the per-rank directories an engine started with these arguments looks for;
+- ``COMMAND``: the program whose ``serve`` starts it;
 - ``SERVER_ONLY``: arguments of its ``serve`` that are in no key and belong to one host, not into a recipe;
 - ``pins(target, arguments)``: defaults that depend on the target, to be spelled out in a recipe;
 - ``running``: a module that asks a running engine for what a look-up depends on; see `vllm_running`;

@@ -17,7 +17,7 @@ VERSIONS = frozenset({"0.33.0"})
 KIND = "gpu"
 """Of the targets that it compiles for."""
 
-SERVER_ONLY, pins = vllm_defaults.SERVER_ONLY, vllm_defaults.pins
+COMMAND, SERVER_ONLY, pins = vllm_defaults.COMMAND, vllm_defaults.SERVER_ONLY, vllm_defaults.pins
 running = vllm_running
 
 

