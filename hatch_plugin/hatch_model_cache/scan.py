@@ -20,6 +20,9 @@ LEFTOVERS = (".tmp", ".lock", ".part", ".partial", ".swp")
 NEVER_PACKED = frozenset(("cache_key_factors.json",))
 """vLLM's dump of the values in its key: it holds whatever the environment held."""
 
+NINJA = frozenset(("build.ninja", ".ninja_log", ".ninja_deps"))
+"""A tree that ninja builds in: it judges by file times, which no wheel keeps, and mixes old and new objects."""
+
 _TEXT = frozenset(("json", "ptx", "source"))
 _TEXT_SUFFIXES = frozenset((".json", ".py", ".txt", ".ptx", ".cpp", ".cu", ".yaml", ".ll", ".ttir", ".ttgir"))
 
@@ -40,6 +43,8 @@ def file_problems(artifacts: Artifacts, watch: Watch) -> list[str]:
     for entry, file, _ in artifacts.files():
         if Path(file.path).name in NEVER_PACKED:
             problems.append(f"{entry.directory}/{file.path}: dumps environment values and is never packed")
+        if Path(file.path).name in NINJA:
+            problems.append(f"{entry.directory}/{file.path}: ninja judges by file times, so its trees are never packed")
         if file.path.lower().endswith(LEFTOVERS):
             problems.append(f"{entry.directory}/{file.path}: is the leftover of an unfinished write")
     for name in sorted(listed.keys() & seen):

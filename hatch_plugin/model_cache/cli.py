@@ -47,7 +47,13 @@ BUILD_COMMANDS = {
 }
 """Commands of the build side, which is imported only when one of them is called."""
 
-_MODULES = {"deploy": "deploy_commands", "rollback": "deploy_commands", "gc": "upkeep", "status": "status_commands"}
+_MODULES = {
+    "collect": "collect_command",
+    "deploy": "deploy_commands",
+    "gc": "upkeep",
+    "rollback": "deploy_commands",
+    "status": "status_commands",
+}
 """Where a command's function is, when it is not in `commands`."""
 
 _NAMES = "names of installed wheels, in any spelling that pip accepts"
@@ -119,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_remove(commands)
     _add_gc(commands)
     _add_status(commands)
+    _add_collect(commands)
     _add_trust(commands)
     for name, text in BUILD_COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
@@ -234,6 +241,12 @@ def _add_status(commands: _Commands) -> None:
     _add_root(parser)
     parser.add_argument("--format", choices=["text", "prometheus"], default="text", help="how to print it")
     parser.add_argument("--watch", action="store_true", help="go on, and show what changes, until Ctrl-C")
+
+
+def _add_collect(commands: _Commands) -> None:
+    more = "Libraries of an\nengine write to places of their own; a wheel fills the engine's. Nothing is changed."
+    parser = _add(commands, "collect", "list every compile cache of this host, and which of them wheels fill", more)
+    _add_root(parser)
 
 
 def _add_trust(commands: _Commands) -> None:

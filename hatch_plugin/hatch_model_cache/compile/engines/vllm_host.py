@@ -68,9 +68,21 @@ def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
         "speculative.num_speculative_tokens": speculative.num_speculative_tokens if speculative else None,
         "attention.backends": ",".join(sorted({b.__name__ for b in get_current_attn_backends(config)})),
         "parallel.tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "device.follows_rank": _device_follows_rank(config.parallel_config),
         "triton.environment": _triton_environment(),
     }
     return facts
+
+
+def _device_follows_rank(parallel: Any) -> bool:
+    """Whether this process uses the GPU whose number is its rank's, as every build does: generated code holds it.
+
+    It does not where a launcher gives rank 0 another GPU without hiding the first, and on all but the first of several
+    nodes (``ParallelConfig.get_local_gpu_index``, of the rank in place of the rank on this node).
+    """
+    import torch
+
+    return bool(torch.cuda.current_device() == parallel.get_local_gpu_index(parallel.rank))
 
 
 def _triton_environment() -> str:

@@ -36,6 +36,13 @@ RULES = (
         versions=_CHECKED,
     ),
     Rule(
+        "device.follows_rank",
+        "generated code holds the GPU's number, and launches on another one fail",
+        "give each process its GPU alone (CUDA_VISIBLE_DEVICES), as the first one that it sees",
+        "vllm-project/vllm#38962",
+        versions=_CHECKED,
+    ),
+    Rule(
         "triton.environment",
         "these variables change what Triton compiles and are in no key of the engine",
         "set the same TRITON_ variables as the build, or none",
