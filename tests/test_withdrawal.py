@@ -328,6 +328,8 @@ def test_without_a_wheel_and_without_a_state_a_start_does_nothing(fleet: Fleet) 
     fleet.use()
     fleet.monkeypatch.setattr(startup, "deploy_installed", None)
     assert fleet.start() == []
+    (fleet.root / ".model-cache/lookups").mkdir(parents=True)
+    assert fleet.start() == []
     fleet.monkeypatch.delenv("VLLM_CACHE_ROOT")
     fleet.monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     fleet.monkeypatch.setenv("HOME", "/")

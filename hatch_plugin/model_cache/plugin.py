@@ -65,7 +65,14 @@ def _root(*, installed: bool) -> str | None:
         if installed:
             raise
         return None
-    return root if installed or os.path.isdir(f"{root}/{RESERVED}") else None  # noqa: PTH112
+    return root if installed or _holds_states(f"{root}/{RESERVED}") else None
+
+
+def _holds_states(directory: str) -> bool:
+    try:
+        return any(name.endswith(".json") for name in os.listdir(directory))
+    except OSError:
+        return False
 
 
 def _watch(root: str) -> None:

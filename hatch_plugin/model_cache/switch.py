@@ -167,8 +167,8 @@ def _write(
         for _ in parallel.each(partial(_stage, root, wanted, staged, deadline), written, _size(written)):
             pass
         _sync(root, steps, staged, deadline)
+        kept.note(root, wanted.payload, wanted.verified)
         if not mending:
-            kept.note(root, wanted.payload, wanted.verified)
             if old and intent.previous == old.manifest_sha256 and not kept.keep(root, old, deadline):
                 intent = replace(intent, previous="")
             state.save(root, intent)
