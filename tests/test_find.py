@@ -274,6 +274,33 @@ def test_the_hub(
         assert run("--hub", "test-org/absent")[0] == 2
 
 
+def test_the_hub_offline(
+    run: Run, dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with WritableHub(tmp_path / "hub") as hub:
+        hub.patch(monkeypatch, tmp_path / "home")
+        assert cli.main(["push", str(wheels(dist)[1]), "hf://test-org/caches", "--create"]) == 0
+        assert cli.main(["pull", "hf://test-org/caches", "--out", str(tmp_path / "out")]) == 0
+        capsys.readouterr()
+        head = hub.branches["test-org/caches"].refs["main"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, out, _ = run("--hub", "hf://test-org/caches", "--json")
+    assert (code, json.loads(out)["install"]) == (0, f"model-cache pull hf://test-org/caches@{head} --install")
+
+
+def test_a_hub_with_a_damaged_manifest(
+    run: Run, dist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with WritableHub(tmp_path / "hub") as hub:
+        hub.patch(monkeypatch, tmp_path / "home")
+        assert cli.main(["push", str(wheels(dist)[1]), "hf://test-org/caches", "--create"]) == 0
+        commit = hub.commit("test-org/caches", "main", {"manifest.json": b"{}"})
+        capsys.readouterr()
+        code, out, _ = run("--hub", "hf://test-org/caches")
+        assert code == 12
+        assert f"unknown: hf://test-org/caches@{commit}: " in out
+
+
 def test_several_places(run: Run, server: WebServer, dist: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -578,6 +605,14 @@ def test_remote_bytes_that_are_no_wheel(server: WebServer, dist: Path) -> None:
     assert isinstance(broken(server, dist, lambda data: data[:-1]), DamagedError)
     assert isinstance(broken(server, dist, lambda data: data + b"x"), DamagedError)
     assert isinstance(broken(server, dist, lambda data: b"x" * 200_000), DamagedError)
+
+
+@pytest.mark.parametrize(
+    "said", ["bytes 0-9/10", "bytes 5-1/99999", "bytes 0-3974/9999999999999", "bytes */5", "x", "bytes 0-3974/3"]
+)
+def test_a_server_that_lies_about_parts(server: WebServer, dist: Path, said: str) -> None:
+    server.content_range = said
+    assert isinstance(broken(server, dist, lambda data: data), DamagedError)
 
 
 def test_a_remote_wheel_is_read_as_a_local_one(server: WebServer, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ class WebServer:
         ranges: whether it sends parts of files.
         login: ``user:password`` that it wants, "" for none.
         redirects: path → where it sends to.
+        content_range: what it says of a part instead of the truth, "" for the truth.
         drip: paths of which one byte is sent every 50 ms.
         requests: (path, its Range header, whether it had a login) of each request.
     """
@@ -31,6 +32,7 @@ class WebServer:
     ranges: bool = True
     login: str = ""
     redirects: dict[str, str] = field(default_factory=dict)
+    content_range: str = ""
     drip: set[str] = field(default_factory=set)
     requests: list[tuple[str, str, bool]] = field(default_factory=list)
 
@@ -86,7 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         first = int(match[1]) if match[1] else max(0, len(body) - int(match[2]))
         last = min(int(match[2]), len(body) - 1) if match[1] and match[2] else len(body) - 1
-        self._send(206, {"Content-Range": f"bytes {first}-{last}/{len(body)}"}, body[first : last + 1])
+        said = self.web.content_range or f"bytes {first}-{last}/{len(body)}"
+        self._send(206, {"Content-Range": said}, body[first : last + 1])
 
     def _send(self, status: int, headers: dict[str, str], body: bytes) -> None:
         self.send_response(status)

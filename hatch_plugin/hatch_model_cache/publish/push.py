@@ -155,7 +155,7 @@ class _Push:
             if dry_run:
                 return None, "repository"
             with self.hub.told(self.address):
-                self.hub.api.create_repo(self.address.repo, private=private, exist_ok=True)
+                self.hub.api.create_repo(self.address.repo, private=private or None, exist_ok=True)
         branches = self.hub.refs(self.address)
         if self.address.branch in branches:
             return branches[self.address.branch], "" if exists else "repository"
