@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from factories import (
     run,
 )
 from model_cache import deploy, startup, state, switch
+from model_cache.cli import main
 from model_cache.discovery import find
 from model_cache.names import data_package
 from model_cache.removal import remove
@@ -131,6 +133,19 @@ def test_an_upgrade_killed_between_two_entries_is_over_before_the_engine_looks(
         (line,) = said
         assert line.startswith(f"{NAME} 1.0.0: brought it back, since 2.0.0 is half deployed: ")
         assert place.start(None) == []
+
+
+def test_a_half_done_switch_is_told(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.deploy("1.0.0")
+    killed(lambda: place.deploy("2.0.0"))
+    place.monkeypatch.syspath_prepend(str(place.sites["2.0.0"]))
+    assert main(["status", "--root", str(place.root), "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["wheels"]
+    assert (row["version"], row["phase"], row["intact"]) == ("2.0.0", "deploying", False)
+    assert main(["status", "--root", str(place.root)]) == 0
+    assert f"{NAME} 2.0.0: NOT intact (deploying)" in capsys.readouterr().out
+    assert main(["verify", NAME, "--root", str(place.root)]) == 3
+    assert "the last deploy was interrupted (phase deploying)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("installed", ["2.0.0", "1.0.0", None])
