@@ -18,6 +18,7 @@ from model_cache.errors import ModelCacheError, NotFoundError, UsageError
 from model_cache.names import printable
 
 if TYPE_CHECKING:
+    from hatch_model_cache.check import Command
     from hatch_model_cache.publish.finding import Judge, Judged
     from hatch_model_cache.publish.hub_address import HubAddress
     from hatch_model_cache.publish.offers import Offers, Unread, Wanted
@@ -154,17 +155,17 @@ def _host(arguments: argparse.Namespace) -> tuple[Any, bool]:
     raise UsageError(f"no engine is installed in this Python environment: give --engine {engines.NAMES[0]}==VERSION")
 
 
-def _by_command(arguments: argparse.Namespace, command: Any) -> Judge:
+def _by_command(arguments: argparse.Namespace, command: Command) -> Judge:
     """Judge by what the installed engine says it would look for."""
-    from hatch_model_cache import check, engine_process, interpreter, progress, verdict
+    from hatch_model_cache import check, engine_process, progress, verdict
     from hatch_model_cache.compile import engines
     from hatch_model_cache.publish.finding import Judgement, Standing
 
-    from .check import target_record
+    from .check import installed, target_record
 
-    target = target_record(arguments.target)
-    python = interpreter.choose(command.engine, None)
     environment = {**os.environ, **command.environment}
+    command, python = installed(command)
+    target = target_record(arguments.target, engines.adapter(command.engine).KIND, environment)
     try:
         with progress.shown(quiet=arguments.quiet or arguments.json) as shown:
             seen = check.observe(command, target, python, environment=environment, progress=shown)
