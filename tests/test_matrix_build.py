@@ -150,12 +150,14 @@ def test_a_failure_is_told_and_the_others_are_built(directory: Path) -> None:
     assert (code, states(answer), answer["error"]["kind"]) == (6, {H100: "failed", A100: "up to date"}, "compile")
 
 
+@pytest.mark.fleet
 def test_fail_fast_begins_nothing_more(directory: Path) -> None:
     write(directory, h100="error")
     code, answer = told(directory, "--fail-fast", "--jobs", "1")
     assert (code, states(answer)) == (6, {H100: "failed", A100: "not begun"})
 
 
+@pytest.mark.fleet
 def test_two_cells_run_at_a_time_when_there_is_room(directory: Path) -> None:
     (directory.parent / "meet").mkdir()
     write(directory, "meet", "meet")
@@ -165,6 +167,7 @@ def test_two_cells_run_at_a_time_when_there_is_room(directory: Path) -> None:
     assert time.monotonic() - begun < 20, "the fakes wait that long for each other"
 
 
+@pytest.mark.fleet
 def test_what_was_compiled_before_a_failure_is_not_compiled_again(directory: Path) -> None:
     write(directory, targets="h100")
     code, answer = told(directory, MODEL_CACHE_SIGNING_KEY="/no/such/key.pem")
@@ -175,6 +178,7 @@ def test_what_was_compiled_before_a_failure_is_not_compiled_again(directory: Pat
     assert not (directory.parent / "h100.json").exists()
 
 
+@pytest.mark.fleet
 def test_an_interrupt_ends_the_engines_and_the_next_build_goes_on(directory: Path) -> None:
     write(directory, a100="hang")
     building = subprocess.Popen(
@@ -196,6 +200,7 @@ def test_an_interrupt_ends_the_engines_and_the_next_build_goes_on(directory: Pat
     assert states(told(directory)[1]) == {H100: "up to date", A100: "built"}
 
 
+@pytest.mark.fleet
 def test_two_builds_do_not_meet(directory: Path) -> None:
     write(directory, h100="hang", targets="h100")
     first = subprocess.Popen(command("build", directory), env=environment(directory), stderr=subprocess.DEVNULL)
@@ -225,6 +230,7 @@ def test_a_dry_run_writes_nothing(directory: Path) -> None:
     assert sorted(path.name for path in directory.iterdir()) == ["matrix.toml", "model"]
 
 
+@pytest.mark.fleet
 def test_a_terminal_gets_a_live_table(directory: Path) -> None:
     write(directory, h100="error")
     ours, theirs = pty.openpty()

@@ -25,7 +25,7 @@ from model_cache import cli
 from model_cache.archive import WheelPayload
 from model_cache.verify import verify
 
-pytestmark = pytest.mark.engine  # no engine, and too slow for the fast tests all the same
+pytestmark = pytest.mark.fleet
 
 MATRIX = """
 engines = ["vllm==0.33.0"]
