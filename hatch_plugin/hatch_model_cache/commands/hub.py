@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from model_cache.console import Parser, print_json
-from model_cache.errors import UsageError
+from model_cache.errors import ModelCacheError, UsageError
 from model_cache.files import human
 from model_cache.names import printable
+
+if TYPE_CHECKING:
+    from hatch_model_cache.publish.hub import Hub
+    from hatch_model_cache.publish.pull import Found, Pulled
+    from hatch_model_cache.publish.push import Pushed
 
 _PUSH = """\
 Verify a wheel and publish it on a branch of a repository on the Hub, with its manifest,
@@ -67,9 +73,10 @@ def _add_common(parser: argparse.ArgumentParser, dry_run: str) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress, also on a terminal")
 
 
-def _hub(arguments: argparse.Namespace) -> Any:
+def _hub(arguments: argparse.Namespace) -> Hub:
     from hatch_model_cache.publish.hub import Hub
 
+    # bars are for people who look on
     return Hub(progress=sys.stderr.isatty() and not arguments.quiet and not arguments.json)
 
 
@@ -92,7 +99,7 @@ def _push(arguments: argparse.Namespace) -> int:
     return _print(_pushed(pushed))
 
 
-def _pushed(pushed: Any) -> list[str]:
+def _pushed(pushed: Pushed) -> list[str]:
     verb = "would push" if pushed.dry_run else "pushed" if pushed.uploaded or pushed.deleted else "is there already"
     wheel = f"{pushed.wheel} ({human(pushed.size)})"
     lines = [
@@ -107,7 +114,7 @@ def _pushed(pushed: Any) -> list[str]:
     return lines + [f"  install   {line}" for line in pushed.install]
 
 
-def _changes(pushed: Any) -> list[tuple[str, tuple[str, ...]]]:
+def _changes(pushed: Pushed) -> list[tuple[str, tuple[str, ...]]]:
     return [("upload" if pushed.dry_run else "uploaded", pushed.uploaded), ("replaces", pushed.deleted)]
 
 
@@ -121,7 +128,7 @@ def _pull(arguments: argparse.Namespace) -> int:
         installing.command(Path())  # whether there is an installer
     hub = _hub(arguments)
     pinned = address.at(hub.commit(address))
-    if not arguments.json and not arguments.quiet:
+    if pinned != address and not arguments.json and not arguments.quiet:
         sys.stderr.write(f"model-cache: {address} is {pinned}\n")
     found = pull.look(pinned, hub)
     if arguments.dry_run:
@@ -132,13 +139,14 @@ def _pull(arguments: argparse.Namespace) -> int:
         if arguments.install:
             installing.install(pulled.path)
     if not hub.offline:
-        hub.remember(address, "manifest.json")
+        with suppress(ModelCacheError):  # the wheel is there, whatever the Hub says by now
+            hub.remember(address, "manifest.json")
     if arguments.json:
         return print_json(_plain(pulled, installed=arguments.install))
     return _print(_pulled(pulled, installed=arguments.install))
 
 
-def _would_pull(arguments: argparse.Namespace, found: Any) -> int:
+def _would_pull(arguments: argparse.Namespace, found: Found) -> int:
     size = found.remote.size if found.remote else None
     answer = {"dry_run": True, "address": str(found.address), "commit": found.address.branch, "wheel": found.wheel}
     if arguments.json:
@@ -146,7 +154,7 @@ def _would_pull(arguments: argparse.Namespace, found: Any) -> int:
     return _print([f"would pull {found.wheel}{f' ({human(size)})' if size is not None else ''} from {found.address}"])
 
 
-def _plain(pulled: Any, *, installed: bool) -> dict[str, object]:
+def _plain(pulled: Pulled, *, installed: bool) -> dict[str, object]:
     found = pulled.found
     return {
         "address": str(found.address),
@@ -164,7 +172,7 @@ def _plain(pulled: Any, *, installed: bool) -> dict[str, object]:
     }
 
 
-def _pulled(pulled: Any, *, installed: bool) -> list[str]:
+def _pulled(pulled: Pulled, *, installed: bool) -> list[str]:
     found = pulled.found
     if installed:
         first = f"installed {found.manifest.name} {found.manifest.version} ({human(pulled.size)})"
