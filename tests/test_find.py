@@ -592,6 +592,18 @@ def test_a_manifest_that_the_catalogue_does_not_mean(run: Run, server: WebServer
     assert "is not the one that the catalogue lists" in out
 
 
+def test_a_catalogue_with_another_wheel_s_manifest(run: Run, server: WebServer, dist: Path, tmp_path: Path) -> None:
+    url = serve_site(server, dist, tmp_path)
+    kind, body = server.pages["/catalogue.json"]
+    document = json.loads(body)
+    one, other, _ = document["wheels"]
+    one["manifest"], other["manifest"] = other["manifest"], one["manifest"]
+    server.pages["/catalogue.json"] = (kind, json.dumps(document).encode())
+    code, out, _ = run("--index", url)
+    assert code == 12
+    assert out.count("is that of model-cache-synthetic-1b-") == 2
+
+
 def broken(server: WebServer, dist: Path, change: Callable[[bytes], bytes]) -> ModelCacheError:
     """What is said of a remote wheel whose bytes were changed."""
     path = wheels(dist)[1]

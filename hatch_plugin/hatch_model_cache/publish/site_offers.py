@@ -12,7 +12,7 @@ from urllib.parse import unquote, urljoin
 from model_cache import catalogue, manifest, small_file
 from model_cache.archive import WheelPayload
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
-from model_cache.names import printable
+from model_cache.names import normalize, printable
 from model_cache.payload import Payload
 from model_cache.trust import Trust
 from model_cache.verify import Deadline, hash_file, read_manifest
@@ -66,6 +66,7 @@ def _offers(data: bytes, source: str, wanted: Wanted, read: Callable[[str], byte
 
 
 def _offer(one: catalogue.Offer, source: str, read: Callable[[str], bytes], base: str) -> Offer:
+    """The manifest decides, not what the catalogue says of it."""
     what = f"{source}: manifest of {one.file}"
     try:
         data = read(one.manifest.url)
@@ -73,6 +74,9 @@ def _offer(one: catalogue.Offer, source: str, read: Callable[[str], bytes], base
         raise ModelCacheError(f"{what} cannot be read: {error.strerror}") from None
     if hashlib.sha256(data).hexdigest() != one.manifest.sha256:
         raise DamagedError(f"{what} is not the one that the catalogue lists")
+    found = manifest.parse(data, what)
+    if (normalize(found.name), found.version) != (normalize(one.name), one.version):
+        raise DamagedError(f"{what} is that of {found.name} {found.version}")
     url = urljoin(base, one.url)
     return Offer(
         source=source,
@@ -80,7 +84,7 @@ def _offer(one: catalogue.Offer, source: str, read: Callable[[str], bytes], base
         url=url,
         sha256=one.sha256,
         size=one.size,
-        manifest=manifest.parse(data, what),
+        manifest=found,
         keys=tuple(key.id for key in one.keys),
         install=pip_line(one.name, url, one.sha256),
         yanked=one.yanked,
