@@ -20,7 +20,7 @@ COLUMNS = {"H100": "h100-sxm5-80gb", "A100": "a100-sxm4-80gb", "B200": "b200"}
 """Title → target. In the order in which they are filled."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
     """One configuration; see rows.toml for the fields."""
 

@@ -57,18 +57,19 @@ def write(every: list[rows.Row]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="", metavar="TEXT", help="rows with this in their title")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="only rows with this in their title")
     parser.add_argument("--column", choices=list(rows.COLUMNS), action="append", help="only this column")
     parser.add_argument("--again", choices=["refused", "all"], help="also run what has an answer already")
     parser.add_argument("--through", default="", metavar="COMMAND", help="start engine processes through this command")
     parser.add_argument("--write", action="store_true", help="write the document from what is known; run nothing")
     arguments = parser.parse_args()
     every = rows.load()
+    wanted = [row for text in arguments.only or [""] for row in every if text in row.title]
     todo = [
         (row, column)
         for column in arguments.column or rows.COLUMNS
-        for row in every
-        if arguments.only in row.title and _wanted(cell.kept(path_of(row, column)), arguments.again)
+        for row in dict.fromkeys(wanted)
+        if _wanted(cell.kept(path_of(row, column)), arguments.again)
     ]
     if todo and not arguments.write:
         ours = bench(tuple(shlex.split(arguments.through)))

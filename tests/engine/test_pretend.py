@@ -181,6 +181,15 @@ def test_an_operator_without_a_fake_kernel_stops_the_build_with_its_name(asked: 
         assert "WITHOUT_FAKE_KERNEL" in answer
 
 
+def test_what_operators_without_a_fake_kernel_return(asked: Asked) -> None:
+    assert asked["stated_fake_kernels"] == {
+        "blocks as they are": [[8, 2, 5], [10, 5, 1], "torch.float32", "cuda:0"],
+        "blocks packed": [[8, 198, 2], [400, 1, 200], "torch.int32", "cuda:0"],
+        "rows padded": [[8, 198, 5], [1000, 1, 200], "torch.float32", "cuda:0"],
+        "metadata": [[8], [1], "torch.int32", "cuda:0"],
+    }
+
+
 def test_an_out_variant_of_the_engine_is_skipped(asked: Asked) -> None:
     assert asked["out_variant"] == {"skipped": {"_C.rms_norm.default": 1}}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import json
 import sys
 import traceback
@@ -268,6 +269,29 @@ def missing_fake_kernel() -> dict[str, Any]:
                 found[name] = "nothing raised"
             except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+@check
+def stated_fake_kernels() -> dict[str, Any]:
+    for module in ("vllm.third_party.deep_gemm", "vllm.vllm_flash_attn"):
+        importlib.import_module(module)  # registers its operators
+    layout = torch.ops.deep_gemm.transform_sf_into_required_layout
+    metadata = torch.ops._vllm_fa3_C.get_scheduler_metadata
+    found = {}
+    with pretence.mode:
+        blocks, rows = torch.empty(8, 2, 5, device="cuda"), torch.empty(8, 198, 5, device="cuda")
+        lengths = torch.ones(7, dtype=torch.int32, device="cuda")
+        for name, ask in {
+            "blocks as they are": lambda: layout(blocks, 198, 640, (1, 128, 128), 8, False, True),
+            "blocks packed": lambda: layout(blocks, 198, 640, (1, 128, 128), 8, False, False),
+            "rows padded": lambda: layout(rows, 198, 640, (1, 128, 128), 8, True, True),
+            "metadata": lambda: metadata(
+                7, 1, 1, 8, 8, 64, 64, torch.bfloat16, lengths, *[None] * 5, None, 0, True, -1, -1, False, 0, None, 0
+            ),
+        }.items():
+            answer = ask()
+            found[name] = [list(answer.shape), list(answer.stride()), str(answer.dtype), str(answer.device)]
     return found
 
 

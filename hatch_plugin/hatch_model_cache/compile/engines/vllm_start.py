@@ -109,6 +109,8 @@ def compile_rank(
     """
     from vllm.compilation.counter import compilation_counter
 
+    if _turned_off():
+        raise RuntimeError(_turned_off())
     compiled = Compiled()
 
     def look_up(model: Any, path: str) -> None:
@@ -158,14 +160,23 @@ def look_up_keys(
 
 def why_nothing(config: Any) -> str:
     """Why an engine with this configuration looks for no AOT artifact."""
+    mode = getattr(config.compilation_config.mode, "name", "unknown")
+    return _turned_off() or f"the engine looks for no AOT artifact with these arguments (compilation mode {mode})"
+
+
+def _turned_off() -> str:
+    """Which variable of the environment turns AOT artifacts off; empty if none does."""
     import vllm.envs as envs
 
     if envs.VLLM_DISABLE_COMPILE_CACHE:
         return "VLLM_DISABLE_COMPILE_CACHE is set: the engine looks for no cache"
     if not envs.VLLM_USE_AOT_COMPILE:
-        return "VLLM_USE_AOT_COMPILE is off: the engine looks for no AOT artifact"
-    mode = getattr(config.compilation_config.mode, "name", "unknown")
-    return f"the engine looks for no AOT artifact with these arguments (compilation mode {mode})"
+        # vllm/compilation/backends.py, VllmBackend.__call__: code_hash
+        return (
+            "VLLM_USE_AOT_COMPILE is off: the engine looks for no AOT artifact, and the key of its piecewise cache has "
+            "the absolute paths of its own files, so that one made here is found on no other host"
+        )
+    return ""
 
 
 def _start(

@@ -40,11 +40,15 @@ class Log:
 
 @dataclass
 class Device:
-    """`count` GPUs of one target, numbered from 0; `current` is the selected one."""
+    """`count` GPUs of one target, numbered from 0; `current` is the selected one.
+
+    in_use: whether this process has a context on them; one that has cannot be forked.
+    """
 
     target: Target
     count: int = 1
     current: int = 0
+    in_use: bool = True
     log: Log = field(default_factory=Log)
 
     def index(self, device: Any = None) -> int:

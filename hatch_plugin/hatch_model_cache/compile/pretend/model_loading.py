@@ -30,6 +30,7 @@ def install(patches: Patches, device: Device) -> None:
     import torch
     import vllm.model_executor.model_loader as loading
     import vllm.model_executor.model_loader.dummy_loader as dummy
+    import vllm.platforms.cuda
     import vllm.utils.torch_utils as torch_utils
     import vllm.v1.worker.gpu.model_runner
     import vllm.v1.worker.gpu_model_runner
@@ -51,6 +52,13 @@ def install(patches: Patches, device: Device) -> None:
         dummy, "initialize_single_dummy_weight", lambda *_, **__: None, why="there is no storage", checked=CHECKED
     )
 
+    patches.set(
+        vllm.platforms.cuda.CudaPlatformBase,
+        "set_device",
+        classmethod(lambda cls, wanted: torch.cuda.set_device(wanted)),
+        why="forces a context by allocating, and in a thread of its own, where no mode is active",
+        checked=CHECKED,
+    )
     worker = vllm.v1.worker.gpu_worker.Worker
     patches.set(
         worker,

@@ -139,7 +139,7 @@ def _cuda(patches: Patches, device: Device, stream: Stream, context: type) -> No
         torch.cuda,
         {
             "is_available": lambda: True,
-            "is_initialized": lambda: True,
+            "is_initialized": lambda: device.in_use,
             "_is_in_bad_fork": lambda: False,
             "_lazy_init": nothing,
             "init": nothing,

@@ -70,6 +70,7 @@ class _Watch(importlib.abc.MetaPathFinder):
         from hatch_model_cache.compile.pretend import Pretence
 
         self._pretence = Pretence(targets.load_gpu(self._target), self._ranks)
+        self._pretence.device.in_use = False  # until there is a worker: the engine asks before it starts one
         self._pretence.before_engine_import(Path(tempfile.mkdtemp(prefix="model-cache-rehearsal-")))
 
     def _platform(self, _: str) -> None:

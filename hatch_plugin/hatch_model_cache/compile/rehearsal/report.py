@@ -7,6 +7,7 @@ rank the model is in that process. With several, ``MultiprocExecutor`` starts a 
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -53,17 +54,22 @@ class Reporter:
                 self._load += time.monotonic() - at
                 self._rank = Path(path).parent.name.removeprefix("rank_")
 
+        self._pretence.device.in_use = True
         self._pretence.before_worker()
         vllm_stops.stop_at_first_call(self._pretence, timed_look_up, self._stage)
 
     def follow(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Call a function of the engine under the pretence; does not come back from the model, nor from an error."""
+        with self._pretence.mode:
+            self.guard(function, *args, **kwargs)
+
+    def guard(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call a function of the engine, and report how it ended if it did not end well."""
         from hatch_model_cache.compile.engines import vllm_stops
 
         error = None
         try:
-            with self._pretence.mode:
-                function(*args, **kwargs)
+            function(*args, **kwargs)
             return
         except vllm_stops.CompilationDone:
             pass
@@ -112,8 +118,12 @@ def _wrap_core(module: ModuleType, reporter: Reporter) -> None:
     start = core.__init__
 
     def start_and_report(self: Any, *args: Any, **kwargs: Any) -> None:
-        reporter.prepare()
-        reporter.follow(start, self, *args, **kwargs)
+        config = inspect.signature(start).bind(self, *args, **kwargs).arguments["vllm_config"]
+        if config.parallel_config.world_size > 1:
+            reporter.guard(start, self, *args, **kwargs)  # the workers report, and are forked from this process
+        else:
+            reporter.prepare()
+            reporter.follow(start, self, *args, **kwargs)
         reporter.report(None)  # it started without having called a compiled model
 
     core.__init__ = start_and_report
