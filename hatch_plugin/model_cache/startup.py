@@ -6,12 +6,11 @@ Deploy every installed wheel; finish what was killed half-way; withdraw what is 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from model_cache import files, fit, plan, recovery, stamp, state, withdrawal
+from model_cache import bounded, files, fit, plan, recovery, stamp, state, withdrawal
 from model_cache.deploy import Outcome, deploy
 from model_cache.discovery import ENGINES, Installed
 from model_cache.errors import MismatchError, ModelCacheError, NotFoundError
@@ -45,24 +44,12 @@ def deploy_installed(
     Returns after at most `seconds` and GRACE, whatever the disk does. Raises what went wrong unexpectedly.
     """
     voice = _Voice(say)
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            _deploy_installed(wheels, root_path, identity, voice, seconds)
-        except BaseException as error:
-            failures.append(error)
-
-    worker = threading.Thread(target=work, name="model-cache", daemon=True)
-    worker.start()
     try:
-        worker.join(seconds + GRACE)
+        bounded.call(lambda: _deploy_installed(wheels, root_path, identity, voice, seconds), seconds + GRACE)
+    except bounded.NoAnswerError:
+        say(f"gave up after {seconds + GRACE:g} s: {root_path} or a wheel's disk does not answer", alarm=True)
     finally:
         voice.muted = True
-    if failures:
-        raise failures[0]
-    if worker.is_alive():
-        say(f"gave up after {seconds + GRACE:g} s: {root_path} or a wheel's disk does not answer", alarm=True)
 
 
 class _Voice:
