@@ -179,7 +179,8 @@ def test_what_was_compiled_before_a_failure_is_not_compiled_again(directory: Pat
 
 
 @pytest.mark.fleet
-def test_an_interrupt_ends_the_engines_and_the_next_build_goes_on(directory: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_engines_and_the_next_build_goes_on(directory: Path, number: int) -> None:
     write(directory, a100="hang")
     building = subprocess.Popen(
         command("build", directory, "--jobs", "2"),
@@ -191,7 +192,7 @@ def test_an_interrupt_ends_the_engines_and_the_next_build_goes_on(directory: Pat
     report = directory.parent / "a100.json"
     waited(lambda: report.exists() and list((directory / "dist").glob("*.whl")))
     engine = json.loads(report.read_text())["child"]
-    building.send_signal(signal.SIGINT)
+    building.send_signal(number)
     _, errors = building.communicate(timeout=30)
     assert building.returncode == 130
     assert errors.startswith("model-cache: interrupted")

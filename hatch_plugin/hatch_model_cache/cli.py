@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return console.run(
         lambda: _command(words[:at], words[at + 1 :]),
         as_json="--json" in words[:at],
-        interrupted="interrupted; nothing was left behind",
+        interrupted="interrupted; nothing half done is left",
     )
 
 

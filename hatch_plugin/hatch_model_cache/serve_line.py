@@ -70,7 +70,7 @@ def _without(arguments: Sequence[str], unwanted: Sequence[str]) -> tuple[list[st
 
 
 def pinned(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe with defaults that depend on the target spelled out, where all its targets agree; and notes on that."""
+    """The recipe with defaults that depend on the target spelled out, where its targets agree; and notes on that."""
     adapter = engines.adapter(recipe.engine_name)
     found = {target.name: adapter.pins(target.as_dict(), recipe.serve_args) for target in recipe.load_targets()}
     first = next(iter(found.values()))

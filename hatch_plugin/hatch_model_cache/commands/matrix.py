@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -160,7 +162,7 @@ def _build(arguments: argparse.Namespace) -> int:
     begun = time.monotonic()
     quiet = arguments.quiet or arguments.json
     place = _place(arguments, [order for order in orders if order.state.stale])
-    with display.shown(orders, quiet=quiet) as shown:
+    with _ended_alike(), display.shown(orders, quiet=quiet) as shown:
         outcomes = builder.build(orders, place, work=work, out=out, display=shown, fail_fast=not arguments.keep_going)
     seconds = time.monotonic() - begun
     error = _failure(outcomes)
@@ -173,6 +175,16 @@ def _build(arguments: argparse.Namespace) -> int:
     if error and not arguments.json:
         console.print_error(error, as_json=False)
     return error.exit_code if error else 0
+
+
+@contextmanager
+def _ended_alike() -> Iterator[None]:
+    """Have SIGTERM, which pipelines send, end what runs as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _place(arguments: argparse.Namespace, stale: Sequence[Order]) -> Place:

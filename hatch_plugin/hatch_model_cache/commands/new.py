@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,9 @@ from model_cache.errors import UsageError
 from model_cache.names import printable
 
 if TYPE_CHECKING:
+    from hatch_model_cache.recipe import Recipe
     from hatch_model_cache.scaffold import Project
+    from hatch_model_cache.serve_line import ServeLine
 
 _DESCRIPTION = """\
 Make a recipe project that builds as it is: put `model-cache new --target NAME
@@ -139,23 +141,45 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
 
     Raises UsageError with every problem.
     """
-    from hatch_model_cache import scaffold, serve_line
-    from hatch_model_cache.compile import engines
+    from hatch_model_cache import scaffold
 
     problems: list[str] = []
-    try:
-        line = serve_line.read(arguments.engine_command)
-    except UsageError as error:
-        line = None
-        problems.append(error.message)
-    environment = {**(line.environment if line else {}), **_pairs("--env", "VALUE", arguments.env, problems)}
+    line = _line(arguments.engine_command, problems)
     pipelines = _pipelines(arguments.pipelines, problems)
     if arguments.directory is not None:
         _add(problems, lambda: scaffold.require_unused(arguments.directory))
+    words = scaffold.option_words()
+    table = _table(arguments, line, problems)
+    recipe, found = scaffold.checked(table, words, where=Path.cwd(), version=arguments.version)
+    # what is wrong for want of a command was said already
+    problems += [text for text in found if line is not None or not text.startswith(words["model"])]
+    if recipe is not None and line is not None:
+        problems += _disagreements(arguments, recipe, line, pipelines)
+    if problems or recipe is None or line is None:
+        raise UsageError("No project can be made:", problems)
+    project = scaffold.Project(recipe=recipe, version=arguments.version, pipelines=pipelines, image=arguments.image)
+    return project, line.dropped
+
+
+def _line(words: Sequence[str], problems: list[str]) -> ServeLine | None:
+    from hatch_model_cache import serve_line
+
+    try:
+        return serve_line.read(words)
+    except UsageError as error:
+        problems.append(error.message)
+        return None
+
+
+def _table(arguments: argparse.Namespace, line: ServeLine | None, problems: list[str]) -> dict[str, Any]:
+    """The recipe's options under their TOML keys; None for those that nobody gave."""
+    from hatch_model_cache import serve_line
+
     model = line.model if line else None
     local = serve_line.local_config(model) if model else None
     served = dict.fromkeys([*([model] if model else []), *(arguments.served_as or [])])
-    table: dict[str, Any] = {
+    variables = _pairs("--env", "VALUE", arguments.env, problems)
+    return {
         "engine": arguments.engine,
         "model": model,
         "revision": arguments.revision or _revision(line.arguments if line else ()),
@@ -163,25 +187,26 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
         "served-as": list(served) or None,
         "targets": list(dict.fromkeys(arguments.targets or [])) or None,
         "serve-args": list(line.arguments) if line else [],
-        "environment": environment,
+        "environment": {**(line.environment if line else {}), **variables},
         "drafts": _pairs("--draft", "DIR", arguments.draft, problems),
         "name-with-org": arguments.name_with_org,
         "hardware": arguments.hardware,
         "variant": arguments.variant,
     }
-    words = scaffold.option_words()
-    recipe, found = scaffold.checked(table, words, where=Path.cwd(), version=arguments.version)
-    # what is wrong for want of a command was said already
-    problems += [text for text in found if line is not None or not text.startswith(words["model"])]
-    if line is not None and recipe is not None and line.command != engines.adapter(recipe.engine_name).COMMAND:
-        problems.append(f"--engine: is {arguments.engine}, and the command starts {line.command}.")
+
+
+def _disagreements(
+    arguments: argparse.Namespace, recipe: Recipe, line: ServeLine, pipelines: Sequence[str]
+) -> Iterator[str]:
+    """What is wrong with parts that are right each by itself."""
+    from hatch_model_cache import scaffold
+    from hatch_model_cache.compile import engines
+
+    if line.command != engines.adapter(recipe.engine_name).COMMAND:
+        yield f"--engine: is {recipe.engine}, and the command starts {line.command}."
     needing = [name for name in pipelines if name in scaffold.WITH_IMAGE]
-    if recipe is not None and recipe.engine_name != "vllm" and needing and not arguments.image:
-        problems.append(f"--image: is needed for {', '.join(needing)}: no image of {recipe.engine} is known here.")
-    if problems or line is None or recipe is None:
-        raise UsageError("No project can be made:", problems)
-    project = scaffold.Project(recipe=recipe, version=arguments.version, pipelines=pipelines, image=arguments.image)
-    return project, line.dropped
+    if needing and recipe.engine_name != "vllm" and not arguments.image:
+        yield f"--image: is needed for {', '.join(needing)}: no image of {recipe.engine} is known here."
 
 
 def _add(problems: list[str], check: Any) -> None:
