@@ -103,8 +103,8 @@ class Observation:
 
 
 CPU = "build a wheel for this CPU"
-_RULED = frozenset({"vec_isa", "cpu_capability", "AMX", "AVX512-BF16"})
-"""What `fit` compares of CPUs and the adapter's rules compare, too, with better words."""
+_FACTS = {"vec_isa": "cpu.vec_isa", "cpu_capability": "cpu.capability", "AMX": "cpu.amx", "AVX512-BF16": "cpu.bf16"}
+"""What `fit` compares of CPUs → the fact that a rule of the adapter may compare, too, with better words."""
 
 LOAD_CHECKED = frozenset({"python", "torch"})
 """Versions that torch compares when it loads an artifact (torch._dynamo.package.SystemInfo), whatever the key holds."""
@@ -123,7 +123,7 @@ def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdi
     hits = [e for look_up in seen.look_ups for e in _entries(manifest, look_up) if e.key == look_up["key"]]
     versions = [*_versions(manifest, seen.engine, loaded=bool(hits)), *_unmended(seen)]
     missed = [r for look_up in seen.look_ups for r in _missed(manifest, look_up, seen)]
-    reasons = (*versions, *missed, *_other_hardware(manifest, hits, seen), *_unsafe(manifest, seen, rules))
+    reasons = (*versions, *missed, *_other_hardware(manifest, hits, seen, rules), *_unsafe(manifest, seen, rules))
     if any(reason.answer is Answer.MISS for reason in versions) or not hits:
         answer = Answer.MISS
     elif any(reason.answer is Answer.UNSAFE for reason in reasons):
@@ -174,12 +174,15 @@ def _versions(manifest: Manifest, engine: Mapping[str, str], *, loaded: bool) ->
             yield Reason(named, ours, theirs, answer, f"build a wheel for {named} {theirs}, or install {ours}")
 
 
-def _other_hardware(manifest: Manifest, hits: Sequence[Entry], seen: Observation) -> Iterator[Reason]:
+def _other_hardware(
+    manifest: Manifest, hits: Sequence[Entry], seen: Observation, rules: Sequence[Rule]
+) -> Iterator[Reason]:
     if seen.cpu is None:
         yield from _other_gpu(manifest, hits, seen.target)
     elif hits:
+        ruled = {rule.fact for rule in rules}
         for difference in fit.cpu_differences(manifest, *seen.cpu):
-            if difference.field not in _RULED:
+            if _FACTS.get(difference.field) not in ruled:
                 values = difference.wheel, difference.host
                 yield Reason(difference.field, *values, Answer.UNSAFE, CPU, "no key holds anything of the CPU")
 
