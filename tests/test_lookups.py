@@ -224,6 +224,19 @@ def test_the_command_prints_text_json_and_metrics(tmp_path: Path, counter: Simpl
     assert f'model_cache_used{{wheel="{WHEEL}",version="1.0"}} 1' in command("--format", "prometheus")
 
 
+def test_two_spellings_of_a_name_are_one_wheel(tmp_path: Path, counter: SimpleNamespace, log: Log) -> None:
+    deployed(tmp_path)
+    states = tmp_path / ".model-cache"
+    (states / "Model_Cache.x-h100-SXM5-80gb.json").write_bytes((states / f"{WHEEL}.json").read_bytes())
+    module = engine(counter, object())
+    watch.wrap(module, str(tmp_path), log)
+    look_up(module, tmp_path)
+    record = states / lookups.LOOKUPS
+    record.write_text(record.read_text().replace(WHEEL, "Model_Cache.x-h100-SXM5-80gb"))
+    [wheel] = report(tmp_path).wheels
+    assert wheel.used
+
+
 class TestOnImport:
     """Being called when a module has been imported; the module is a file of the test's own."""
 

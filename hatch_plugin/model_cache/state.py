@@ -175,11 +175,11 @@ def require(root: Root, name: str) -> State:
 
 
 def names(root: Root) -> list[str]:
-    """The names of the wheels that have a state in this root."""
+    """The names of the wheels that have a state in this root; two spellings of a name are one."""
     try:
         with root.state_directory() as directory:
-            found = sorted(os.listdir(directory))
-            return [name.removesuffix(".json") for name in found if name.endswith(".json")]
+            found = os.listdir(directory)
+            return sorted({normalize(name.removesuffix(".json")) for name in found if name.endswith(".json")})
     except FileNotFoundError:
         return []
 

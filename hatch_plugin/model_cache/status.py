@@ -16,7 +16,7 @@ from typing import Any
 from model_cache import files, lookups, staging, state
 from model_cache.errors import ModelCacheError
 from model_cache.lookups import CACHE, LookUp
-from model_cache.names import printable
+from model_cache.names import normalize, printable
 from model_cache.nearest import Nearest
 from model_cache.root import Root
 from model_cache.state import State
@@ -119,7 +119,7 @@ def _compile_seconds(root: Root, miss: LookUp) -> float | None:
 
 
 def _status(root: Root, deployed: State, found: Sequence[LookUp], own: Sequence[Own]) -> Status:
-    mine = [f for f in found if f.wheel == deployed.name and deployed.entry(f"{CACHE}/{f.key}")]
+    mine = [f for f in found if normalize(f.wheel) == normalize(deployed.name) and deployed.entry(f"{CACHE}/{f.key}")]
     others = staging.others(root, deployed.entries, Deadline())
     same = all(staging.look_same(root, entry) for entry in deployed.entries)
     used = _last(iter(mine))
@@ -142,7 +142,10 @@ def _cold_seconds(name: str, used: Sequence[LookUp], own: Sequence[Own]) -> floa
     cold = {
         one.missed.prefix: one.compile_seconds
         for one in sorted(own, key=lambda one: one.missed.time if one.missed else 0.0)
-        if one.missed and one.missed.nearest == name and one.missed.differences and one.compile_seconds is not None
+        if one.missed
+        and normalize(one.missed.nearest) == normalize(name)
+        and one.missed.differences
+        and one.compile_seconds is not None
     }
     prefixes = {look_up.prefix for look_up in used}
     return sum(cold[prefix] for prefix in prefixes) if prefixes and prefixes <= cold.keys() else None
