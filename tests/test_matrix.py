@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 import yaml
 
 from build_factories import CONFIG
-from hatch_model_cache.matrix import builder, cells, emission, matrix_file, records
+from hatch_model_cache import targets
+from hatch_model_cache.matrix import builder, cells, display, emission, matrix_file, records
 from hatch_model_cache.matrix.cells import Cell, merged
 from hatch_model_cache.matrix.machine import weight
 from model_cache import cli
-from model_cache.errors import NotFoundError, UsageError
+from model_cache.errors import CompileError, NotFoundError, UsageError
 
 TEXT = """
 version = "1.2.0"
@@ -385,3 +387,25 @@ def test_github_takes_so_many_jobs(directory: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UsageError, match="5 wheels are to be built, and GitHub takes 4"):
         emission.emit(found, "github", path=".")
     assert emission.emit(found[:4], "github", path=".")
+
+
+def test_a_live_table_shows_first_what_is_going_on(directory: Path) -> None:
+    orders = builder.orders(read(directory), directory / "work", directory / "dist")
+    table = display.LiveTable(orders)
+    table.begun(orders[3].cell)
+    table.ended(builder.Outcome(orders[0], error=CompileError("no")))
+    table.ended(builder.Outcome(orders[1], directory / "x.whl"))
+    names = [orders[at].cell.identifier for at in (3, 0, 2, 4, 1)]
+    assert [name for name, _ in table._ordered()] == names
+    table.finish()
+    assert [name for name, _ in table._ordered()] == [order.cell.identifier for order in orders]
+
+
+def test_a_large_matrix_is_planned_in_seconds(directory: Path) -> None:
+    models = "".join(f'[models."org/M{n}"]\nconfig = "model"\nvariants = ["default", "v"]\n' for n in range(8))
+    names = json.dumps([name for name in targets.names() if targets.load(name).kind == "gpu"])
+    text = f'engines = ["vllm==0.33.0"]\ntargets = {names}\n{models}[variants.v]\nserve-args = ["--seed", "1"]\n'
+    begun = time.process_time()
+    orders = builder.orders(read(directory, text), directory / "work", directory / "dist")
+    assert len(orders) >= 240
+    assert time.process_time() - begun < 8

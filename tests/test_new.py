@@ -312,6 +312,7 @@ def test_the_readme_has_the_command_for_every_name(new: New, here: Path) -> None
 
 
 def test_without_the_libraries_one_line_names_the_extra(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    templating._environment.cache_clear()
     monkeypatch.setitem(sys.modules, "jinja2", None)
     code, answer = new(*H100, *ENGINE, *SERVE)
     assert (code, answer["error"]["message"]) == (2, "this needs jinja2: pip install 'hatch-model-cache[new]'")

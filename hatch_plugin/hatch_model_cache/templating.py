@@ -3,6 +3,7 @@ written with them (TOML, YAML with `${{ }}`, shell) uses these."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -73,6 +74,7 @@ def _in_dockerfile(value: str) -> str:
     return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
 
 
+@functools.cache
 def _environment() -> Environment:
     try:
         import jinja2

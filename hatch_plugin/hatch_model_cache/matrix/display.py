@@ -71,9 +71,8 @@ class LiveTable:
         self._since: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._lock = threading.Lock()
-        self.live = Live(
-            console=Console(stderr=True), get_renderable=self._table, refresh_per_second=4, vertical_overflow="visible"
-        )
+        self._finished = False
+        self.live = Live(console=Console(stderr=True), get_renderable=self._table, refresh_per_second=4)
 
     def begun(self, cell: Cell) -> None:
         """The row begins to count."""
@@ -97,6 +96,16 @@ class LiveTable:
             self._since.pop(name, None)
             self._rows[name] = (outcome.word, outcome.error.message if outcome.error else "")
 
+    def finish(self) -> None:
+        """From now on in the matrix's order."""
+        self._finished = True
+
+    def _ordered(self) -> list[tuple[str, tuple[str, str]]]:
+        """The rows; while it lives those first that say most, since a terminal shows so many lines."""
+        rows = list(self._rows.items())
+        ranks = {"builds": 0, "failed": 1, "waits": 2}
+        return rows if self._finished else sorted(rows, key=lambda row: ranks.get(row[1][0], 3))
+
     def _table(self) -> Table:
         from rich.table import Table
         from rich.text import Text
@@ -105,7 +114,7 @@ class LiveTable:
         styles = {"built": "green", "up to date": "dim", "failed": "red", "builds": "bold", "waits": "dim"}
         with self._lock:
             now = time.monotonic()
-            for name, (word, more) in self._rows.items():
+            for name, (word, more) in self._ordered():
                 cell = self._cells[name]
                 seconds = now - self._since[name] if name in self._since else self._took.get(name, 0.0)
                 table.add_row(
@@ -131,6 +140,7 @@ def shown(orders: Sequence[Order], *, quiet: bool) -> Iterator[Display]:
     else:
         with table.live:
             yield table
+            table.finish()
 
 
 def _live_table(orders: Sequence[Order]) -> LiveTable | None:
