@@ -178,12 +178,8 @@ def lines(found: Report, unreadable: int = 0) -> Iterator[str]:
             yield f"  {directory}: not its own, {OTHERS}"
         for one in wheel.looked_up:
             how = "adopted" if one.adopted else "hit"
-            mended = ", the engine mended" if one.mended else ""
-            what = (
-                f"{how} in {one.seconds:.1f} s, {one.parts} parts{mended}"
-                if one.hit
-                else "found, and could not be loaded"
-            )
+            parts = f"{one.parts} part{'s' if one.parts != 1 else ''}{', the engine mended' if one.mended else ''}"
+            what = f"{how} in {one.seconds:.1f} s, {parts}" if one.hit else "found, and could not be loaded"
             yield f"  {one.prefix} rank {one.rank}: {what} ({one.key[:12]}…)"
         if wheel.saved_seconds is not None:
             yield f"  saved {wheel.saved_seconds:.0f} s of the {wheel.cold_seconds:.0f} s that a cold start took here"
