@@ -407,3 +407,10 @@ def test_seconds_are_saved_against_a_cold_start_that_was_seen(tmp_path: Path, ru
     assert "of the 40 s that a cold start took here" in told
     assert json.loads(json.dumps(status.data(found)))["wheels"][0]["saved_seconds"] == one.saved_seconds
     assert "model_cache_saved_seconds{wheel=" in "\n".join(status.prometheus(found))
+
+
+def test_a_wheel_that_has_the_very_key_is_not_adopted_but_named(tmp_path: Path, running: FakeRunning, log: Log) -> None:
+    running.factors |= NAMES
+    (tmp_path / "root").mkdir()
+    assert start(tmp_path / "root", running, log) is None
+    assert f"{NAME} has this key, and is not deployed" in log.lines[0]

@@ -62,6 +62,11 @@ def compare(model: Any, path: str, manifests: Sequence[Manifest]) -> Nearest:
     candidates = [(m, e) for m in manifests if m.engine.name == name for e in m.entries if e.prefix == prefix]
     if not candidates:
         return Nearest(reason=f"no installed wheel has a model {prefix!r}")
+    key = Path(path).parent.parent.name
+    if wheel := next((m.name for m, e in candidates if e.key == key), None):
+        return Nearest(
+            wheel, reason=f"{wheel} has this key, and is not deployed; `model-cache deploy {wheel}` says why"
+        )
     seen = _Seen(adapter.running, adapter.rules(version), model, Path(path), adapter.running.named_factors(model))
     found = [(m, e, factors.differences(factors.of_entry(m, e), seen.factors)) for m, e in candidates]
     same = [one for one in found if {factor for factor, _, _ in one[2]} <= {*seen.running.NAMING}]
@@ -119,7 +124,8 @@ def _refusal(seen: _Seen, manifest: Manifest) -> str:
     facts = seen.running.facts(seen.model)
     if why := seen.running.obstacle(seen.factors, facts):
         return str(why)
-    for rule, ours, theirs in factors.objections(manifest, facts, seen.rules):
+    if objection := next(factors.objections(manifest, facts, seen.rules), None):
+        rule, ours, theirs = objection
         return f"{rule.fact} is {theirs or 'not set'} here, {ours or 'not set'} in the wheel; {rule.why}"
     config = seen.running.config_file(seen.model)
     if config is None:

@@ -29,6 +29,7 @@ class Configuration:
         at_import: the environment has to be there when the engine is imported.
         against: title of the configuration whose wheel this is compared with; the base if None.
         start: also tried with a real `vllm serve`.
+        base: the flags that `flags` are added to.
     """
 
     title: str
@@ -41,12 +42,13 @@ class Configuration:
     at_import: bool = False
     against: str | None = None
     start: bool = False
+    base: Mapping[str, str] = field(default_factory=lambda: BASE_FLAGS)
 
     @property
     def arguments(self) -> list[str]:
         """What follows `vllm serve`."""
         words = [self.model]
-        for flag, value in {**BASE_FLAGS, **self.flags}.items():
+        for flag, value in {**self.base, **self.flags}.items():
             if value is not False:
                 words += [flag] if value is None else [flag, str(value)]
         return [*words, *ALWAYS]

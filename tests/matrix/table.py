@@ -10,6 +10,7 @@ from .configurations import BASE, NOT_TRIED
 from .row import Row
 
 SHOWN = 4
+HEAD = ("| change | predicted | engine | differing factors | advice | start |", "|---|---|---|---|---|---|")
 
 
 def document(rows: Sequence[Row], wrong: Sequence[str]) -> str:
@@ -34,8 +35,8 @@ def document(rows: Sequence[Row], wrong: Sequence[str]) -> str:
     ]
     for part in parts:
         lines += ["", f"## {part[0].upper()}{part[1:]}", ""]
-        lines += ["| change | predicted | engine | differing factors | advice | start |", "|---|---|---|---|---|---|"]
-        lines += [_line(row) for row in rows if row.configuration.part == part]
+        lines += HEAD
+        lines += [line(row) for row in rows if row.configuration.part == part]
     lines += ["", "## Not tried here", ""]
     lines += [f"- {what}: {why}." for what, why in NOT_TRIED]
     if wrong:
@@ -43,7 +44,8 @@ def document(rows: Sequence[Row], wrong: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row) -> str:
+def line(row: Row) -> str:
+    """One row of the table."""
     if row.verdict is None:
         return f"| {_cell(row.configuration.title)} | ? | {_cell(row.error or '')} | | | |"
     factors = [f"`{reason.factor}`" for reason in row.reasons]

@@ -28,10 +28,12 @@ def facts(model: Any) -> dict[str, str | bool | int | None]:
     Args:
         model: a live module of a class decorated with ``support_torch_compile``.
     """
+    import torch
+
     config = model.vllm_config
     found = {**vllm_host.host_answers(), **vllm_host.unkeyed(config)}
-    ranks = config.parallel_config.world_size
-    return {**found, "peer_access": ranks == 1 or vllm_host.peer_access(ranks)}
+    ranks = min(config.parallel_config.world_size, torch.cuda.device_count())  # those of this node
+    return {**found, "peer_access": ranks <= 1 or vllm_host.peer_access(ranks)}
 
 
 def config_file(model: Any) -> Path | None:
