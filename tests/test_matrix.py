@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from build_factories import CONFIG
 from hatch_model_cache import targets
@@ -409,3 +411,26 @@ def test_a_large_matrix_is_planned_in_seconds(directory: Path) -> None:
     orders = builder.orders(read(directory, text), directory / "work", directory / "dist")
     assert len(orders) >= 240
     assert time.process_time() - begun < 8
+
+
+words = st.sampled_from(
+    [*matrix_file._TOP, *matrix_file._MODEL_OPTIONS, *matrix_file._AXES, "default", "long", "org/M", "hopper", "b200"]
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | words | st.sampled_from(["vllm==0.33.0", "*"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words | st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@given(st.dictionaries(words, values, max_size=6))
+def test_whatever_a_file_holds_is_read_or_refused(directory: Path, table: dict[str, Any]) -> None:
+    right = tomllib.loads(TEXT)
+    for candidate in (table, right | table):
+        told: tuple[str, ...] = ()
+        try:
+            cells.cells(matrix_file.parse(candidate, directory))
+        except UsageError as error:
+            told = error.problems or ("nothing",)
+        assert all(": " in problem for problem in told), told
