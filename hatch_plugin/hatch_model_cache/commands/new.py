@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +209,7 @@ def _disagreements(
         yield f"--image: is needed for {', '.join(needing)}: no image of {recipe.engine} is known here."
 
 
-def _add(problems: list[str], check: Any) -> None:
+def _add(problems: list[str], check: Callable[[], None]) -> None:
     try:
         check()
     except UsageError as error:

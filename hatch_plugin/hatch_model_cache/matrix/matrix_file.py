@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from model_cache.names import printable
 FILE_NAME = "matrix.toml"
 DEFAULT = "default"
 """The variant that adds nothing, and no word to a name."""
+
+_Check = Callable[[str], str | None]
+"""What is wrong with a name, in words; None if nothing is."""
 
 _MAX_BYTES = 16 << 20
 _SHARED = ("serve-args", "environment")
@@ -162,7 +165,7 @@ class _Reader:
                 self.problem(key_path(key, name), "must be a table.")
         return found
 
-    def names(self, table: Mapping[str, Any], where: str, key: str, check: Any) -> tuple[str, ...]:
+    def names(self, table: Mapping[str, Any], where: str, key: str, check: _Check) -> tuple[str, ...]:
         """The list of names under `key`; empty when it is not there."""
         value = table.get(key, [])
         path = _under(where, key)
@@ -288,7 +291,7 @@ class _Reader:
             for axis, name in rule.items():
                 text = None if isinstance(name, str) else "must be a string."
                 if not text and key == "include":
-                    checks: dict[str, Any] = {
+                    checks: dict[str, _Check] = {
                         "engine": self.engine_problem,
                         "target": lambda target: self.target_problem(target, hardware),
                     }
