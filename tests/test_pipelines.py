@@ -199,7 +199,7 @@ def test_every_command_of_ours_is_one(project: Path, matrix: Path) -> None:
     for path, words in found:
         own = words[: words.index("--")] if "--" in words else words
         try:
-            cli._parser().parse_args(own) if own[0] not in cli.BUILD_COMMANDS else _parse_build_command(own)
+            cli.make_parser().parse_args(own) if own[0] not in cli.BUILD_COMMANDS else _parse_build_command(own)
         except Exception as error:
             raise AssertionError(f"{path}: {shlex.join(own)}: {error}") from error
 

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(arguments: list[str]) -> int:
     if arguments and arguments[0] in BUILD_COMMANDS:
         return _build_command(arguments)
-    return _run(_parser().parse_args(arguments))
+    return _run(make_parser().parse_args(arguments))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -108,7 +108,8 @@ def _build_command(arguments: list[str]) -> int:
         ) from error
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line of the serving side; build commands are names in it."""
     parser = Parser(
         prog="model-cache",
         description="Find, verify and deploy installed model caches; compile and inspect new ones.",
