@@ -36,7 +36,7 @@ torture: .venv/ready  ## kill, fill, fault and crowd deploys; a table of what wa
 	EXHAUSTIVE=1 $(BIN)/python -m pytest tests/test_deploy.py tests/test_recovery.py tests/test_withdrawal.py -k "system_call or any_call"
 	$(BIN)/python tests/torture/run.py
 
-fuzz: .venv/ready  ## 100,000 hostile manifests, archives, signature files and catalogues (~3 min)
+fuzz: .venv/ready  ## 100,000 hostile manifests, archives and signature files, and 12,000 more (~3 min)
 	$(BIN)/python tests/fuzz/run.py
 
 engines: .venv/ready  ## the engine environments, from engines/*.txt

@@ -1,6 +1,6 @@
 """Feed hostile manifests, archives, signature files and catalogues to their readers, and watch what the process does.
 
-    python tests/fuzz/run.py [--inputs 100000] [--seed N]
+    python tests/fuzz/run.py [--inputs 112000] [--seed N]
 
 Each input must be read or be refused by a ModelCacheError, in bounded time. An audit hook watches for writes outside
 the sandbox and for anything that is unpickled, unmarshalled, compiled or started; every archive carries a pickle that
@@ -218,7 +218,7 @@ class Fuzzer:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=100_000)
+    parser.add_argument("--inputs", type=int, default=112_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     memory = Path("/dev/shm")
@@ -227,12 +227,12 @@ def main() -> int:
         fuzzer.read_archive(fuzzer.wheel)  # the seed is good
         if ed25519.available():
             ed25519.is_valid(bytes(range(32)), bytes(64), b"")  # imports cryptography
-        third = options.inputs // 10
+        tenth = options.inputs // 10
         parts: dict[str, tuple[Callable[[], bytes], Callable[[bytes], object], int]] = {
-            "manifests": (fuzzer.manifests, fuzzer.read_manifest, 4 * third),
-            "archives": (fuzzer.archives, fuzzer.read_archive, 3 * third),
-            "signature files": (fuzzer.signatures, fuzzer.read_signature, 2 * third),
-            "catalogues": (fuzzer.catalogues, fuzzer.read_catalogue, options.inputs - 9 * third),
+            "manifests": (fuzzer.manifests, fuzzer.read_manifest, 4 * tenth),
+            "archives": (fuzzer.archives, fuzzer.read_archive, 3 * tenth),
+            "signature files": (fuzzer.signatures, fuzzer.read_signature, 2 * tenth),
+            "catalogues": (fuzzer.catalogues, fuzzer.read_catalogue, options.inputs - 9 * tenth),
         }
         fuzzer.watch.warming = True  # what is imported late is imported now
         for make, read, _ in parts.values():
