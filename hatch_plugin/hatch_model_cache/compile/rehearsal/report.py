@@ -119,7 +119,7 @@ def _wrap_core(module: ModuleType, reporter: Reporter) -> None:
 
     def start_and_report(self: Any, *args: Any, **kwargs: Any) -> None:
         config = inspect.signature(start).bind(self, *args, **kwargs).arguments["vllm_config"]
-        if config.parallel_config.world_size > 1:
+        if config.parallel_config.distributed_executor_backend == "mp":
             reporter.guard(start, self, *args, **kwargs)  # the workers report, and are forked from this process
         else:
             reporter.prepare()
