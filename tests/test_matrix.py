@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import tomllib
@@ -16,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from build_factories import CONFIG
-from hatch_model_cache import targets
+from factories import make_wheel
+from hatch_model_cache import signing, targets
 from hatch_model_cache.matrix import builder, cells, display, emission, matrix_file, records
 from hatch_model_cache.matrix.cells import Cell, merged
 from hatch_model_cache.matrix.machine import weight
@@ -287,11 +287,9 @@ def order(directory: Path) -> Callable[..., builder.Order]:
 
 def build_falsely(order: builder.Order, directory: Path) -> Path:
     """Record a made-up wheel for an order."""
-    (directory / "dist").mkdir(exist_ok=True)
-    wheel = directory / "dist" / "made_up.whl"
-    wheel.write_bytes(b"made up")
-    digest = hashlib.sha256(b"made up").hexdigest()
-    records.write(order.cell, records.Record(order.key, wheel.name, digest, 1.0), directory / "work")
+    wheel = make_wheel(directory / "dist", name=order.cell.name, version=order.cell.version)
+    record = records.Record(order.key, wheel.name, records.content_of(wheel), 1.0)
+    records.write(order.cell, record, directory / "work")
     return wheel
 
 
@@ -315,10 +313,21 @@ def test_up_to_date_and_why_not(
     with monkeypatch.context() as patch:
         patch.setattr(records, "_own_source", lambda: "0" * 64)
         assert order().state.reason == "another source of hatch-model-cache"
+    make_wheel(wheel.parent, name=SMALL, version="1.2.0", changes={"model.id": "org/Other"})
+    assert order().state.reason == f"{wheel.name} is not as it was built"
     wheel.write_bytes(b"other")
-    assert order().state.reason == "made_up.whl is not as it was built"
+    assert order().state.reason == f"{wheel.name} is not as it was built"
     wheel.unlink()
-    assert order().state.reason == "made_up.whl is not there any more"
+    assert order().state.reason == f"{wheel.name} is not there any more"
+
+
+def test_a_wheel_that_was_signed_is_still_up_to_date(order: Callable[..., builder.Order], directory: Path) -> None:
+    wheel = build_falsely(order(), directory)
+    before = wheel.read_bytes()
+    private, _, _ = signing.generate(directory / "release")
+    signing.sign_wheel(wheel, signing.load_key(str(private)))
+    assert wheel.read_bytes() != before
+    assert order().state == records.State(False, "up to date", wheel)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"key": {}}', '{"key": 3, "wheel": "../x"}'])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import time
@@ -180,14 +179,13 @@ class _Build:
         made = self.place.run(cell, directory, lambda event: self.display.told(cell, event))
         if not records.is_wheel_of(cell, made.name):
             raise ModelCacheError(f"the wheel that came out has another name: {made.name}")
-        with made.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        content = records.content_of(made)
         records.forget(cell, self.work)
         wheel = self.out / made.name
         temporary = self.out / f".{made.name}.tmp"
         shutil.copyfile(made, temporary)  # which may be another file system
         temporary.replace(wheel)
-        records.write(cell, records.Record(order.key, wheel.name, digest, time.monotonic() - begun), self.work)
+        records.write(cell, records.Record(order.key, wheel.name, content, time.monotonic() - begun), self.work)
         shutil.rmtree(directory, ignore_errors=True)
         return wheel
 

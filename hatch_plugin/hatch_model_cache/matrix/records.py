@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hatch_model_cache
 import model_cache
+from model_cache.errors import ModelCacheError
 from model_cache.names import data_package
 
 from .cells import Cell
@@ -60,7 +61,8 @@ class Record:
     key: Key
     wheel: str
     """File name."""
-    sha256: str
+    content: str
+    """See `content_of`."""
     seconds: float
 
 
@@ -84,7 +86,7 @@ def _own_source() -> str:
 
 
 def state(cell: Cell, key: Key, work: Path, out: Path) -> State:
-    """Whether `out` has the cell's wheel, built from this key, byte for byte."""
+    """Whether `out` has the cell's wheel, built from this key, byte for byte; it may have been signed since."""
     record = _read(_place(cell, work))
     if record is None:
         return State(True, "not built yet")
@@ -92,12 +94,23 @@ def state(cell: Cell, key: Key, work: Path, out: Path) -> State:
     if changed:
         return State(True, ", ".join(changed))
     wheel = out / record.wheel
-    try:
-        with wheel.open("rb") as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
-    except OSError:
+    if not wheel.is_file():
         return State(True, f"{wheel.name} is not there any more")
+    try:
+        same = content_of(wheel) == record.content
+    except ModelCacheError:
+        same = False
     return State(False, "up to date", wheel) if same else State(True, f"{wheel.name} is not as it was built")
+
+
+def content_of(wheel: Path) -> str:
+    """SHA-256 (hex) over what a signature of the wheel covers, which is every byte of its members but signatures: a
+    wheel that was signed is the same wheel. Raises DamagedError, ModelCacheError."""
+    from hatch_model_cache.signing import Signable
+
+    held = Signable.read(wheel)
+    listed = [hashlib.sha256(held.manifest).hexdigest(), sorted(held.dist_info.items())]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 def write(cell: Cell, record: Record, work: Path) -> None:
