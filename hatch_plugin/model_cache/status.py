@@ -36,7 +36,7 @@ class Status:
         others: entries in whose places another wheel's or the engine's files are, or none: nothing of the wheel.
         adopted: entries that were deployed under the key of an engine with other weights of the model.
         looked_up: the last look-up of each compiled model and rank that found something in this wheel.
-        processes: engine processes among all look-ups on record that found something in it.
+        processes: engine processes on record that have loaded something of it, with compiled parts in it.
         cold_seconds: the compiles of these models and ranks in the last cold start that came nearest to this wheel;
             None when there is none on record for one of them.
     """
@@ -55,15 +55,16 @@ class Status:
     @property
     def used(self) -> bool:
         """Whether an engine has loaded something of it, with compiled parts in it."""
-        return any(found.hit and found.parts for found in self.looked_up)
+        return self.processes > 0
 
     @property
     def saved_seconds(self) -> float | None:
         """What the last start has saved against a cold one, at least 0; None when that is not known."""
         if not self.used or self.cold_seconds is None:
             return None
-        loads = {found.prefix: found.seconds for found in sorted(self.looked_up, key=lambda found: found.time)}
-        return round(max(0.0, self.cold_seconds - sum(loads.values())), 3)
+        hits = sorted((found for found in self.looked_up if found.hit), key=lambda found: found.time)
+        loads = {found.prefix: found.seconds for found in hits}
+        return round(max(0.0, self.cold_seconds - sum(loads.values())), 3) if loads else None
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Own:
 class Report:
     """All deployed wheels of a cache root.
 
-    misses: the last of each compiled model, rank and key on record.
+    misses: the last look-up of each compiled model, rank and key for which there was nothing of a wheel.
     """
 
     root: str
@@ -97,7 +98,7 @@ def report(root: Root) -> tuple[Report, list[ModelCacheError]]:
     found = lookups.read(root)
     deployed, errors = state.load_all(root)
     ours = {entry.directory for one in deployed for entry in one.ours()}
-    misses = _last(f for f in found if not f.hit)
+    misses = _last(f for f in found if not f.hit and not f.wheel)
     own = tuple(_own(root, name, misses) for name in sorted(_compiled(root)) if f"{CACHE}/{name}" not in ours)
     wheels = tuple(_status(root, one, found, own) for one in deployed)
     return Report(root.path, wheels, misses, own), errors
@@ -132,7 +133,7 @@ def _status(root: Root, deployed: State, found: Sequence[LookUp], own: Sequence[
         others=others,
         adopted=tuple(entry.directory for entry in deployed.entries if entry.adopted),
         looked_up=used,
-        processes=len({f.pid for f in mine if f.hit}),
+        processes=len({f.pid for f in mine if f.hit and f.parts}),
         cold_seconds=_cold_seconds(deployed.name, used, own),
     )
 
@@ -185,11 +186,13 @@ def lines(found: Report, unreadable: int = 0) -> Iterator[str]:
             yield f"  saved {wheel.saved_seconds:.0f} s of the {wheel.cold_seconds:.0f} s that a cold start took here"
         elif wheel.used:
             yield "  seconds saved are not known: no cold start of this model is on record here"
+    compiled = {own.missed.key: own.compile_seconds for own in found.own_directories if own.missed}
     for one in found.misses:
-        yield f"miss: {one.prefix} rank {one.rank} ({one.key[:12]}…): {_why(one)}"
-    for own in found.own_directories:
-        compiled = f", compiled in {own.compile_seconds:.0f} s" if own.compile_seconds is not None else ""
-        yield f"the engine's own: {own.directory.rpartition('/')[2][:12]}…{compiled}"
+        seconds = compiled.get(one.key)
+        then = f"; the engine compiled its own in {seconds:.0f} s" if seconds is not None else ""
+        yield f"miss: {one.prefix} rank {one.rank} ({one.key[:12]}…): {_why(one)}{then}"
+    if others := [own.directory for own in found.own_directories if own.missed is None]:
+        yield f"{len(others)} compiled models are the engine's own, of starts that are not on record"
     if not found.wheels and not unreadable:
         yield f"nothing is deployed in {found.root}"
 

@@ -78,8 +78,7 @@ def main(directory: Path) -> None:
     from hatch_model_cache.compile.pretend import pretend
 
     record = json.loads((directory / "target.json").read_text())
-    target = targets.Target(**{**record, "unverified": tuple(record["unverified"]), "sources": {}})
-    with pretend(target, scratch=directory) as pretence:
+    with pretend(targets.from_record(record), scratch=directory) as pretence:
         for name in PRELOAD:
             with suppress(ImportError):
                 importlib.import_module(name)

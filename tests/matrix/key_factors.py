@@ -37,12 +37,12 @@ from matrix import advice, table  # noqa: E402
 from matrix.configurations import BASE, BASE_FLAGS, H100, HUB_ID, MODEL, Configuration, everything  # noqa: E402
 from matrix.row import Row  # noqa: E402
 from matrix.server import Server, serving  # noqa: E402
+from model_cache.lookups import CACHE  # noqa: E402
 from model_cache.manifest import Manifest, Serve  # noqa: E402
 
 PLACE = ROOT / ".matrix"
 PYTHON = Path(os.environ.get("MODEL_CACHE_TEST_ENGINE") or ROOT / ".engines" / "vllm-0.33.0" / "bin" / "python")
 LEAST = 60
-AOT = engines.adapter("vllm").AOT
 
 
 class Matrix:
@@ -106,7 +106,7 @@ class Matrix:
 
     def lies_there(self, key: str) -> bool:
         """Whether the engine finds an artifact under a key."""
-        return (self.cache / AOT / key / "rank_0_0" / "model").is_file()
+        return (self.cache / CACHE / key / "rank_0_0" / "model").is_file()
 
     def wheel_of(self, configuration: Configuration) -> Manifest:
         """The wheel that a configuration is compared with.
@@ -119,7 +119,7 @@ class Matrix:
         other = self.rows[configuration.against]
         [look_up] = other.observation.look_ups
         [entry] = self.manifest.entries[:1]
-        directory = f"{AOT}/{look_up['key']}"
+        directory = f"{CACHE}/{look_up['key']}"
         if not (self.cache / directory).exists():
             shutil.copytree(self.cache / entry.directory, self.cache / directory)
         return dataclasses.replace(
