@@ -158,6 +158,22 @@ def test_only_what_is_there(directory: Path) -> None:
         cells.chosen(read(directory), [SMALL, f"{SMALL}==9"])
 
 
+def test_a_speculative_model_goes_to_the_variant_that_names_it(directory: Path) -> None:
+    text = TEXT.replace(
+        'variants = ["default", "long"]', 'variants = ["default", "long"]\ndrafts = { "org/D" = "model" }'
+    )
+    named = """--speculative-config", '{"model": "org/D", "num_speculative_tokens": 3}'"""
+    text = text.replace('["--max-model-len", "131072"]', f'["--max-model-len", "131072", "{named}]')
+    found = {cell.name: cell.recipe for cell in read(directory, text)}
+    assert found[LONG].draft_dirs == {"org/D": directory / "model"}
+    assert found[SMALL].draft_dirs == {}
+    assert "drafts/org-d/config.json" in read(directory, text)[1].project.files()
+    told = problems(directory, text.replace('"org/D" = "model"', '"org/D" = "nowhere"'))
+    assert [problem.partition(": ")[0] for problem in told] == ['models."org/Small".drafts."org/D"']
+    told = problems(directory, text.replace('"model": "org/D"', '"model": "org/E"'))
+    assert told[0].startswith("org/Small × h100-sxm5-80gb × vllm==0.33.0 × long: drafts: has no 'org/E'")
+
+
 # Problems
 
 

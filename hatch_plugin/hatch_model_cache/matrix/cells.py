@@ -11,6 +11,7 @@ from typing import Any
 from hatch_model_cache import serve_line, templating
 from hatch_model_cache.naming import hardware_name
 from hatch_model_cache.recipe import Recipe
+from hatch_model_cache.recipe_checks import speculative_models
 from hatch_model_cache.scaffold import Project, checked
 from hatch_model_cache.targets import load as load_target
 from model_cache.errors import NotFoundError, UsageError
@@ -137,6 +138,9 @@ def _cell(matrix: Matrix, place: _Place) -> tuple[Cell | None, list[str]]:
         "environment": {name: value for part in parts for name, value in part.environment.items()},
         "variant": None if place.variant == DEFAULT else place.variant,
     }
+    if "drafts" in table:  # what another variant names is not this one's
+        named = set(speculative_models(arguments))
+        table["drafts"] = {name: path for name, path in table["drafts"].items() if name in named}
     if place.target in matrix.hardware and hardware_name([load_target(name) for name in names]) != place.target:
         table["hardware"] = place.target
     version = model.version.replace("{engine}", place.engine.partition("==")[2].partition("+")[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -225,11 +226,24 @@ class _Reader:
 
     def recipe_options(self, table: Mapping[str, Any], where: str) -> dict[str, Any]:
         """The options of `table`, checked as those of a recipe."""
-        values, problems = recipe_checks.check(table, where, self.directory)
-        paths = tuple(f"{where}.{key}" for key in table)
+        apart = dict(table)
+        self.drafts(apart.pop("drafts", {}), where)
+        values, problems = recipe_checks.check(apart, where, self.directory)
+        paths = tuple(f"{where}.{key}" for key in apart)
         # what a recipe needs, and a part of one need not have, is no problem here
         self.problems += [problem.removeprefix(".") for problem in problems if problem.startswith(paths)]
         return values
+
+    def drafts(self, drafts: Any, where: str) -> None:
+        """Each by itself, as if arguments named it: a variant's may, and only a wheel has all arguments together."""
+        tables: list[tuple[Any, list[str]]] = [(drafts, [])]
+        if isinstance(drafts, Mapping):
+            tables = [
+                ({name: path}, ["--speculative-config", json.dumps({"model": name})]) for name, path in drafts.items()
+            ]
+        for table, arguments in tables:
+            _, problems = recipe_checks.check({"drafts": table, "serve-args": arguments}, where, self.directory)
+            self.problems += [problem for problem in problems if problem.startswith(f"{where}.drafts")]
 
     def version(self, table: Mapping[str, Any], where: str) -> str | None:
         value = table.get("version")
