@@ -19,10 +19,12 @@ MODEL = "./llama-tiny"
 SCRIPTS = Path(__file__).parent / "scripts"
 SECONDS = 300
 
-COUNTING = """#!/bin/sh
+COUNTING = """#!/bin/bash
 echo "$*" >> "$GXX_LOG"
-exec {compiler} "$@"
+PATH={folder} exec -a g++ {compiler} "$@"
 """
+"""A g++ that counts. Under its own name: it says how it was called, which is in the names of torch's trials of
+instruction sets."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,17 @@ class CpuHost(Host):
 
     def starts(self, *starts: Start, prefix: Sequence[str] = ()) -> list[Outcome]:
         """Start engines at the same moment and wait for all. prefix: a command that runs the command given to it."""
+        return self._run(starts, prefix, ())
+
+    def starts_in_turn(self, *starts: Start) -> list[Outcome]:
+        """Start engines one after the other."""
+        return self._run(starts, (), ("--in-turn",))
+
+    def _run(self, starts: Sequence[Start], prefix: Sequence[str], options: Sequence[str]) -> list[Outcome]:
         for directory in (self.place / "home", self.place / "tmp", self.place / "starts"):
             directory.mkdir(exist_ok=True)
         requests = [self._request(start) for start in starts]
-        command = [*prefix, str(self.python), str(SCRIPTS / "serve_cpu.py"), *map(str, requests)]
+        command = [*prefix, str(self.python), str(SCRIPTS / "serve_cpu.py"), *options, *map(str, requests)]
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.place / "home"),
@@ -89,7 +98,13 @@ class CpuHost(Host):
             "VLLM_LOGGING_PREFIX": "",
         }
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=self.work
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS * len(starts),
+            check=False,
+            cwd=self.work,
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return [self._outcome(start) for start in starts]
@@ -136,7 +151,7 @@ class CpuHost(Host):
         if compiler:
             real = shutil.which("g++")
             assert real, "no g++ on this host"
-            (folder / "g++").write_text(COUNTING.format(compiler=real))
+            (folder / "g++").write_text(COUNTING.format(compiler=real, folder=Path(real).parent))
             (folder / "g++").chmod(0o755)
         return folder
 

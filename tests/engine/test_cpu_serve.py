@@ -50,13 +50,24 @@ def fresh(host: CpuHost, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def warm(host: CpuHost, cold: Outcome) -> Outcome:
-    """The first start with the wheel."""
-    [outcome] = host.starts(Start("warm", fresh(host, "warm"), MUST_LOAD))
-    return outcome
+def started(host: CpuHost, cold: Outcome) -> dict[str, Outcome]:
+    """Starts one after the other: the first with the wheel, and those that must not load it."""
+    warm = fresh(host, "warm")
+    limited = {**MUST_LOAD, "ATEN_CPU_CAPABILITY": "avx2"}
+    starts = (
+        Start("warm", warm, MUST_LOAD),
+        Start("unmended", warm, {**MUST_LOAD, "MODEL_CACHE_MEND": "0"}),
+        Start("limited", fresh(host, "limited"), limited),
+        Start("shared", warm, limited),
+        Start("no-compiler", fresh(host, "no-compiler"), compiler=False),
+    )
+    return dict(zip((start.name for start in starts), host.starts_in_turn(*starts), strict=True))
 
 
-def test_it_is_loaded_and_answers_as_a_cold_start_does(host: CpuHost, cold: Outcome, warm: Outcome) -> None:
+def test_it_is_loaded_and_answers_as_a_cold_start_does(
+    host: CpuHost, cold: Outcome, started: dict[str, Outcome]
+) -> None:
+    warm = started["warm"]
     assert warm.tokens == cold.tokens
     assert len(set(warm.tokens)) > 4  # the weights mean something
     deployed, mended, hit = warm.said
@@ -65,20 +76,23 @@ def test_it_is_loaded_and_answers_as_a_cold_start_does(host: CpuHost, cold: Outc
     assert hit.startswith("hit backbone rank 0_0 in ")
     done = host.model_cache("status", "--root", str(host.place / "warm"), "--json")
     [wheel] = json.loads(done.stdout)["wheels"]
-    [look_up] = wheel["looked_up"]
     assert (wheel["intact"], wheel["used"], wheel["processes"]) == (True, True, 1)
-    assert (look_up["hit"], look_up["mended"], look_up["parts"]) == (True, True, 1)
+    lines = (host.place / "warm/.model-cache/lookups.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    # the other two are "unmended" and "shared", below
+    assert [(f["hit"], f["mended"], f["parts"]) for f in found] == [(True, True, 1), *[(False, False, 0)] * 2]
 
 
-def test_nothing_is_compiled_and_the_start_is_fast(cold: Outcome, warm: Outcome) -> None:
+def test_nothing_is_compiled_and_the_start_is_fast(cold: Outcome, started: dict[str, Outcome]) -> None:
+    warm = started["warm"]
     assert cold.compiles >= 10
     assert warm.compiles == 0
     assert warm.init_seconds < cold.init_seconds / 5
 
 
-def test_the_engine_could_not_load_it_unmended(host: CpuHost, warm: Outcome) -> None:
+def test_the_engine_could_not_load_it_unmended(started: dict[str, Outcome]) -> None:
     """Fails when the fault is mended upstream: then the mend can go."""
-    [outcome] = host.starts(Start("unmended", host.place / "warm", {**MUST_LOAD, "MODEL_CACHE_MEND": "0"}))
+    outcome = started["unmended"]
     assert "'function' object has no attribute 'finalize_loading'" in outcome.answer["error"]
     assert not any(line.startswith("mended") for line in outcome.said)
 
@@ -95,11 +109,9 @@ def test_four_engines_that_start_at_once_all_hit(host: CpuHost, cold: Outcome) -
     assert {line["pid"] for line in lines if line["hit"]} == {outcome.answer["pid"] for outcome in outcomes}
 
 
-def test_a_smaller_instruction_set_is_refused(host: CpuHost, cold: Outcome) -> None:
+def test_a_smaller_instruction_set_is_refused(host: CpuHost, started: dict[str, Outcome]) -> None:
     """The engine would load it and give wrong tokens: nothing in its key knows of the instruction set."""
-    limited = {**MUST_LOAD, "ATEN_CPU_CAPABILITY": "avx2"}
-    root = fresh(host, "limited")
-    [outcome] = host.starts(Start("limited", root, limited))
+    root, outcome = host.place / "limited", started["limited"]
     [refused, *_] = outcome.said
     assert "does not fit this host: vec_isa is avx2 (ATEN_CPU_CAPABILITY=avx2), the wheel was built for" in refused
     assert not [*root.glob("torch_compile_cache/torch_aot_compile/*/rank_0_0/model")]
@@ -108,16 +120,14 @@ def test_a_smaller_instruction_set_is_refused(host: CpuHost, cold: Outcome) -> N
     assert done.returncode == 0  # this host itself fits
 
 
-def test_a_shared_root_is_not_loaded_with_a_smaller_instruction_set(host: CpuHost, warm: Outcome) -> None:
-    limited = {**MUST_LOAD, "ATEN_CPU_CAPABILITY": "avx2"}
-    [outcome] = host.starts(Start("shared", host.place / "warm", limited))
+def test_a_shared_root_is_not_loaded_with_a_smaller_instruction_set(started: dict[str, Outcome]) -> None:
+    outcome = started["shared"]
     assert any(line.startswith("not mended, so the engine will compile: ") for line in outcome.said)
     assert "'function' object has no attribute 'finalize_loading'" in outcome.answer["error"]
 
 
-def test_without_a_compiler_the_reason_is_told_before_the_engine_ends(host: CpuHost, cold: Outcome) -> None:
-    root = fresh(host, "no-compiler")
-    [outcome] = host.starts(Start("no-compiler", root, compiler=False))
+def test_without_a_compiler_the_reason_is_told_before_the_engine_ends(started: dict[str, Outcome]) -> None:
+    outcome = started["no-compiler"]
     [told, *_] = outcome.said
     assert "compiler is not found (g++; the engine would not start), the wheel was built for g++" in told
     assert "InvalidCxxCompiler" in outcome.answer["error"] + outcome.log

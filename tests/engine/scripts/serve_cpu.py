@@ -1,10 +1,10 @@
 """Start real CPU engines, generate greedily, write down what came of it. Run by the engine's own interpreter.
 
-    python serve_cpu.py REQUEST.json …
+    python serve_cpu.py [--in-turn] REQUEST.json …
 
 A request names environment, model, arguments, directory, log and answer. All requests of one call start at the same
-moment. vLLM is imported once, then each engine is a fork: an import takes longer here than a warm start. Nothing of the
-engine is replaced.
+moment, or one after the other. vLLM is imported once, then each engine is a fork: an import takes longer here than a
+warm start. Nothing of the engine is replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOKENS = 16
 SECONDS = 240.0
 
 
-def main(paths: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Answer all requests; wait for all."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process
     # vllm 0.32.0, vllm/platforms/cpu.py, `check_and_update_config` sets these two before anything imports Inductor
@@ -31,14 +31,23 @@ def main(paths: list[str]) -> None:
     import vllm.v1.engine.llm_engine
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
-    children = [_fork(json.loads(Path(path).read_text())) for path in paths]
+    in_turn = arguments[0] == "--in-turn"
+    paths = arguments[1:] if in_turn else arguments
+    for together in [[path] for path in paths] if in_turn else [paths]:
+        _wait([_fork(json.loads(Path(path).read_text())) for path in together])
+    os._exit(0)
+
+
+def _wait(children: list[int]) -> None:
+    """Until all have ended, which they must do in time."""
     until = time.monotonic() + SECONDS
     while children and time.monotonic() < until:
         children = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
         time.sleep(0.05)
     for child in children:
         os.killpg(child, signal.SIGKILL)
-    os._exit(1 if children else 0)
+    if children:
+        os._exit(1)
 
 
 def _fork(request: dict[str, Any]) -> int:
