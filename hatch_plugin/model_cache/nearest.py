@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from model_cache.manifest import Manifest
-from model_cache.plan import Adopted
+if TYPE_CHECKING:  # who reads the record needs none of it
+    from model_cache.manifest import Manifest
+    from model_cache.plan import Adopted
 
 MOST = 3
 """Differences that a line names."""
@@ -55,5 +55,7 @@ def find(model: Any, path: str, manifests: Sequence[Manifest]) -> Nearest:
     The only place where the serving side reaches the build side from within an engine: what is in a key, and how it is
     asked for, is known there alone (`hatch_model_cache.near_miss`). Raises what goes wrong in the engine.
     """
+    import importlib
+
     found: Nearest = importlib.import_module("hatch_model_cache.near_miss").compare(model, path, manifests)
     return found
