@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from model_cache.console import Parser, print_json
+
+if TYPE_CHECKING:
+    from model_cache.manifest import Manifest
 
 
 def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -14,7 +18,7 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = commands.add_parser(
         "compile",
         help="compile a recipe's model for its targets, without a GPU and without weights",
-        description="Compile the model of a recipe project for its target GPUs and leave an artifact directory, which "
+        description="Compile the model of a recipe project for its targets and leave an artifact directory, which "
         "the build hook packs. Runs in the engine's interpreter: MODEL_CACHE_PYTHON, else `python` of the recipe, else "
         "this one if it has the engine.",
     )
@@ -55,12 +59,18 @@ def _run(arguments: argparse.Namespace) -> int:
             {"target": e.target, "served_as": e.served_as, "prefix": e.prefix, "key": e.key, "ranks": list(e.ranks)}
             for e in contents.entries
         ]
-        answer["kernels"] = len(contents.kernels)
+        answer["kernels"] = _kernels(contents)
     if arguments.json:
         print_json(answer)
     elif not arguments.quiet:
         sys.stdout.write(_told(answer) + "\n")
     return 0
+
+
+def _kernels(contents: Manifest) -> int:
+    """How many kernels there are: those of GPUs are in the artifacts, those of CPUs files of their own."""
+    native = {file.sha256 for file in contents.files() if "shared-object" in file.contains}
+    return len(contents.kernels) + len(native)
 
 
 def _told(answer: dict[str, object]) -> str:

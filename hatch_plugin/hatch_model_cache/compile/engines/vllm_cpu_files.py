@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 DIRECTORY = "inductor_cache"
@@ -21,7 +22,8 @@ def beside(model: Path) -> tuple[dict[str, object], ...]:
     ``kind`` and ``contains`` as in the manifest.
 
     Left out: locks, which every process makes; generated Python and Inductor's own cache of graphs, which the
-    artifact's file makes superfluous; precompiled headers, which are elsewhere.
+    artifact's file makes superfluous; Inductor's trials of instruction sets, whose names hold every word of ``g++ -v``
+    and which the serving side's mends make superfluous; precompiled headers, which are elsewhere.
 
     Shared objects lose their debug sections here, which name paths of this machine; no instruction changes.
 
@@ -29,9 +31,21 @@ def beside(model: Path) -> tuple[dict[str, object], ...]:
         model: ``…/<key>/rank_r_dp/model``.
     """
     key = model.parent.parent
-    found = sorted(p for p in (key / DIRECTORY).glob("*/*") if p.suffix in (_SOURCE, _SHARED))
+    found = kernels(key / DIRECTORY, key, (_SOURCE, _SHARED))
+    return tuple(file for file in found if file["kind"] == "inductor-kernel")
+
+
+def kernels(cache: Path, below: Path, suffixes: Collection[str] = (_SHARED,)) -> tuple[dict[str, object], ...]:
+    """Describe the kernels in a directory that Inductor has filled, as `beside` does; shared objects are stripped.
+
+    Args:
+        cache: the directory.
+        below: what ``path`` is relative to.
+        suffixes: of the files that are wanted.
+    """
+    found = sorted(p for p in cache.glob("*/*") if p.suffix in suffixes)
     _strip([path for path in found if path.suffix == _SHARED])
-    return tuple(_describe(path, path.relative_to(key).as_posix()) for path in found)
+    return tuple(_describe(path, path.relative_to(below).as_posix()) for path in found)
 
 
 def _describe(path: Path, relative: str) -> dict[str, object]:
