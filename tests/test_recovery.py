@@ -22,6 +22,8 @@ from factories import (
     expected_files,
     files_of,
     folder_in_memory,
+    make_compiler,
+    make_cpu,
     make_gpu,
     make_host,
     make_site,
@@ -30,6 +32,7 @@ from factories import (
 from model_cache import deploy, startup, state, switch
 from model_cache.cli import main
 from model_cache.discovery import find
+from model_cache.host import Gpus, Hardware
 from model_cache.names import data_package
 from model_cache.removal import remove
 from model_cache.root import Root
@@ -276,6 +279,22 @@ def test_what_another_kind_of_host_was_killed_at_is_left_to_it(place: Place) -> 
     assert place.start(None) == []
     assert files_of(place.root) == before
     assert place.state.phase == "deploying"
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_driver_that_does_not_answer_once_does_not_keep_it_half_done(place: Place, failed: bool) -> None:
+    place.deploy("1.0.0")
+    place.deploy("2.0.0")
+    killed(lambda: rollback(place))
+    nothing = Gpus((), "no answer", failed=failed)
+    mute = make_host(hardware=Hardware(lambda: nothing, make_cpu, make_compiler))
+    with place.monkeypatch.context() as patch:
+        patch.setattr(startup, "read_host", lambda *_: mute)
+        place.start(None)
+    stamps = place.root / ".model-cache/stamps"
+    assert stamps.is_dir() is not failed, "a start that looks at the stamp only would leave it as it is"
+    place.start(None)
+    assert place.version == "1.0.0"
 
 
 def test_an_interrupted_removal_is_completed(place: Place) -> None:

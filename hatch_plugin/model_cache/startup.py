@@ -109,7 +109,7 @@ class _Start:
             with InstalledPayload(installed(wheel.name)) as payload:
                 return self._deploy(payload)
         except MismatchError as error:
-            self.settled = self.settled and not any(host.hardware.failed for host in self._hosts.values())
+            self._settled_if_asked()
             self._repeat(": ".join(filter(None, [error.message, "; ".join(error.problems)])))
         except DeadlineError:
             raise
@@ -171,7 +171,7 @@ class _Start:
         try:
             self._say(recovery.finish(self.root_path, found, self._host_of, self.deadline), alarm=True)
         except MismatchError:
-            return  # the work of another host that shares the root
+            self._settled_if_asked()  # the work of another host that shares the root
         except recovery.CannotFinishError as error:
             if not (found.superseded or reason):
                 raise  # a part of one version, each entry whole: no harm in it
@@ -199,6 +199,10 @@ class _Start:
             assumed = os.environ.get(ASSUME_TARGET) or None
             self._hosts[engine] = read_host(engine, assumed, self.deadline.remaining())
         return self._hosts[engine]
+
+    def _settled_if_asked(self) -> None:
+        """A wheel does not fit: that stays so, unless a driver has not answered."""
+        self.settled = self.settled and not any(host.hardware.failed for host in self._hosts.values())
 
     def _repeat(self, message: str) -> None:
         self.messages.append(message)
