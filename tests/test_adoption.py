@@ -18,6 +18,7 @@ from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import vllm_rules
 from model_cache import adoption, lookups, nearest, on_import, removal, state, status, watch
 from model_cache.root import Root
+from model_cache.verify import Deadline
 
 CONFIG = b'{"model_type": "synthetic"}'
 ARTIFACT = b"compiled for any weights"
@@ -414,3 +415,20 @@ def test_a_wheel_that_has_the_very_key_is_not_adopted_but_named(tmp_path: Path, 
     (tmp_path / "root").mkdir()
     assert start(tmp_path / "root", running, log) is None
     assert f"{NAME} has this key, and is not deployed" in log.lines[0]
+
+
+def test_an_adoption_that_was_killed_is_finished_by_the_next_deploy(
+    tmp_path: Path, site: Path, running: FakeRunning, log: Log
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    start(root, running, log)
+    adopted = root / lookups.CACHE / running.key() / "rank_0_0" / "model"
+    with Root.open(str(root)) as opened, opened.lock(Deadline()):
+        state.save(opened, state.require(opened, NAME).in_phase("deploying"))  # as it is between intent and result
+        adopted.unlink()
+    run(site, root, make_host(python=".".join(map(str, sys.version_info[:3]))))
+    assert adopted.read_bytes() == ARTIFACT + b"h100-sxm5-80gb"
+    with Root.open(str(root)) as opened:
+        [one] = status.report(opened)[0].wheels
+    assert (one.phase, one.intact, len(one.adopted)) == ("deployed", True, 1)
