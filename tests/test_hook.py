@@ -165,6 +165,7 @@ def _directory(path: Path) -> Path:
 def test_every_frontend_gives_the_same_wheel(
     frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]],
 ) -> None:
+    """A21: also those that build the wheel from the unpacked sdist, in another directory."""
     payloads, wheels = {}, {}
     for name, (project, done) in frontends.items():
         assert not done.returncode, (name, done.stdout)

@@ -590,7 +590,7 @@ def test_the_page_asks_for_nothing(build: Build, out: Path) -> None:
 
 
 def test_install_lines_take_one_index(build: Build, dist: Path, out: Path) -> None:
-    """A20, A24: a second index may complete a private name; no line that we show names one."""
+    """A20: a second index may complete a private name; no line that we show names one."""
     serving = dependency(dist)
     assert build("--url", "https://wheels.example/caches").code == 0
     page = (out / "index.html").read_text("utf-8")

@@ -130,6 +130,6 @@ def test_every_link_leads_somewhere(target: str) -> None:
 
 
 def test_no_second_index_is_shown() -> None:
-    """A20, A24."""
+    """A20."""
     assert environment(Path()).keys() >= {"PIP_CONFIG_FILE", "UV_NO_CONFIG"}
     assert "extra-index" not in TEXT

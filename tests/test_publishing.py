@@ -255,7 +255,7 @@ def install_lines(page: str) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("tool", ["pip", "uv", "with hashes"])
 def test_the_install_lines_of_the_page_take_ours(dist: Path, attackers: str, tool: str, tmp_path: Path) -> None:
-    """A20, A24: one index, or a hash, and a public name that is newer does not win.
+    """A20: one index, or a hash, and a public name that is newer does not win.
 
     With hashes it holds even on a host whose configuration names the other index.
     """
@@ -276,7 +276,7 @@ def test_the_install_lines_of_the_page_take_ours(dist: Path, attackers: str, too
 
 
 def test_a_second_index_is_the_danger(dist: Path, static: Path, attackers: str, tmp_path: Path) -> None:
-    """A24: what the lines above guard against does happen without them."""
+    """A20: what the lines above guard against does happen without them."""
     with FileServer(static) as server:
         command = [sys.executable, "-m", "pip", "install", "--index-url", f"{server.url}simple/", "--no-deps"]
         target = tmp_path / "target"
