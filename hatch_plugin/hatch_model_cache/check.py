@@ -44,12 +44,12 @@ def parse_command(words: Sequence[str]) -> Command:
     """
     for index, word in enumerate(words[:-1]):
         engine = Path(word).name
-        if engine in engines.NAMES and words[index + 1] == "serve":
+        if engine in engines.SERVERS and words[index + 1] == "serve":
             arguments = tuple(words[index + 2 :])
             if not arguments:
                 raise UsageError(f"no model after `{engine} serve`: give the command as it is started")
             return Command(engine, arguments, _assignments(words[:index]))
-    known = " or ".join(f"`{name} serve MODEL …`" for name in engines.NAMES)
+    known = " or ".join(f"`{name} serve MODEL …`" for name in engines.SERVERS)
     raise UsageError(f"no engine's command line: give {known} after --, also in place of `python -m …`")
 
 

@@ -17,7 +17,7 @@ from model_cache.errors import CompileError
 
 from . import artifacts, cubin
 from .compile import engines
-from .recipe import Recipe
+from .recipe import Recipe, config_sha256
 from .source import source_of
 from .targets import AnyTarget, CpuTarget, Target
 
@@ -52,7 +52,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
 
     Args:
         recipe: what was to be compiled.
-        model: the directory with config.json that was compiled.
+        model: the directory with the config files that were compiled.
         results: one per target and rank.
         out: an empty directory.
 
@@ -89,7 +89,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
         "model": {
             "id": recipe.model,
             "revision": recipe.revision,
-            "config_sha256": hashlib.sha256((model / "config.json").read_bytes()).hexdigest(),
+            "config_sha256": config_sha256(model),
             "architectures": first["architectures"],
             "served_as": list(recipe.served_as),
         },

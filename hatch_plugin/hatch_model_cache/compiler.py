@@ -149,6 +149,9 @@ def check_machine(recipe: Recipe) -> None:
 def _copy_config(recipe: Recipe, destination: Path) -> None:
     """The configuration under a neutral path. Weights that lie beside it are not copied: nothing may read them."""
     source = recipe.config_dir
+    if source is None and recipe.factory is not None:  # it is in the engine's environment
+        destination.mkdir()
+        return
     if source is None:
         from . import hub_config
 
@@ -227,7 +230,7 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
         "version": recipe.engine_version,
         "target": targets.load(job.target).as_dict(),
         "rank": job.rank,
-        "serve_arguments": [str(scratch / "model"), *recipe.serve_args],
+        "serve_arguments": [str(scratch / "model"), *recipe.engine_arguments],
         "served_as": list(recipe.served_as),
     }
     cache = engines.adapter(recipe.engine_name).environment(directory / "cache")

@@ -93,7 +93,7 @@ def _different(
 def _is_here(engine: str) -> bool:
     """Whether `engine` has an adapter and is installed here."""
     try:
-        return engine in engines.NAMES and bool(metadata.version(engine))
+        return engine in engines.SERVERS and bool(metadata.version(engine))
     except metadata.PackageNotFoundError:
         return False
 

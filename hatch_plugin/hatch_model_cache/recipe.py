@@ -17,7 +17,7 @@ from . import naming
 if TYPE_CHECKING:
     from .targets import AnyTarget
 
-__all__ = ["HOOK", "WHERE", "Option", "Recipe", "config_files", "options", "options_table"]
+__all__ = ["HOOK", "WHERE", "Option", "Recipe", "config_files", "config_sha256", "options", "options_table"]
 
 HOOK = "model-cache"
 WHERE = f"tool.hatch.build.hooks.{HOOK}"
@@ -51,7 +51,8 @@ class Recipe:
     config: str | None = _option(
         "string",
         "Directory with `config.json` (and tokenizer files), relative to the project or absolute; "
-        "without it the files are fetched from the Hub (extra `hub`)",
+        "without it the files are fetched from the Hub (extra `hub`). Engine `torch`: directory with the factory's "
+        "module and the files that it reads",
         default=None,
     )
     served_as: tuple[str, ...] = _option(
@@ -72,6 +73,13 @@ class Recipe:
         "Speculative models: name in `--speculative-config` → directory with its `config.json`, like `config`",
         factory=dict,
     )
+    factory: str | None = _option(
+        "string",
+        'Engine `torch`: `"module:function"`, which returns a module and a tuple of its inputs; the module is looked '
+        "for in `config`, then in the engine's environment",
+        default=None,
+    )
+    mode: str = _option("string", "Engine `torch`: form of the cache", default="mega")
     python: str | None = _option(
         "string", "Absolute path of the engine's interpreter; `MODEL_CACHE_PYTHON` wins over it", default=None
     )
@@ -112,6 +120,11 @@ class Recipe:
     def draft_dirs(self) -> dict[str, Path]:
         """Absolute path of the directory of every speculative model."""
         return {name: (self.project_dir / directory).resolve() for name, directory in self.drafts.items()}
+
+    @property
+    def engine_arguments(self) -> tuple[str, ...]:
+        """What the engine's adapter is told, after the directory with the config files."""
+        return self.serve_args if self.factory is None else (self.factory, self.mode)
 
     def load_targets(self) -> tuple[AnyTarget, ...]:
         """The targets' data, in the recipe's order."""
@@ -157,7 +170,7 @@ class Recipe:
         from . import targets
 
         found = []
-        if self.config is None and self.revision is None:
+        if self.config is None and self.revision is None and self.factory is None:
             found.append(
                 f"`revision` is not set: config.json of {self.model} is fetched from the newest commit, "
                 "so the same recipe may give another wheel tomorrow."
@@ -169,7 +182,11 @@ class Recipe:
                     "compare with `model-cache targets probe` on such a GPU."
                 )
         flags = {argument.partition("=")[0].replace("_", "-") for argument in self.serve_args}
-        loose = [flag for flag in ("--max-num-batched-tokens", "--max-num-seqs") if flag not in flags]
+        loose = (
+            []
+            if self.factory
+            else [flag for flag in ("--max-num-batched-tokens", "--max-num-seqs") if flag not in flags]
+        )
         if loose:
             found.append(
                 f"`serve-args` does not set {' and '.join(loose)}: the engine's default depends on the GPU and on the "
@@ -222,7 +239,7 @@ def options() -> tuple[Option, ...]:
 
 
 def options_table() -> str:
-    """The options as a Markdown table; the README's is compared with this."""
+    """The options as a Markdown table; docs/reference.md has it."""
     lines = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for option in options():
         lines.append(f"| `{option.key}` | {option.kind} | {option.shown} | {option.help} |")
@@ -256,6 +273,14 @@ def config_files(directory: Path) -> Iterator[tuple[str, Path]]:
         if path.suffix.lower() not in WEIGHT_SUFFIXES and path.is_file():
             found[relative.as_posix()] = path
     yield from sorted(found.items())
+
+
+def config_sha256(directory: Path) -> str:
+    """SHA-256 (hex) of config.json in a config directory; of all its files where there is none (engine `torch`)."""
+    file = directory / "config.json"
+    if file.is_file():
+        return _sha256(file)
+    return hashlib.sha256(json.dumps(_digests(directory), sort_keys=True).encode()).hexdigest()
 
 
 def _digests(directory: Path) -> dict[str, str]:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from model_cache import small_file
 from model_cache.names import printable
 
-from . import naming, targets
+from . import config_checks, naming, program_checks, targets
 from .compile import engines
 from .leaks import secret_kind, secret_name
-from .recipe import config_files, options
+from .recipe import options
+from .toml_words import as_text, given
 from .wheel_size import size_problem
 
 ENGINES = engines.NAMES
@@ -26,9 +26,6 @@ HATCHLING_KEYS = frozenset(
     ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
 )
 """Keys of any build hook that hatchling itself reads."""
-
-MAX_CONFIG_BYTES = 64 << 20
-"""Size that a config.json may have; the largest known ones are some hundred kB."""
 
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9]+([.][a-z0-9]+)*)?")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -67,12 +64,16 @@ class _Checker:
             "serve_args": self.strings("serve-args", may_be_empty=True),
             "environment": self.environment(),
             "drafts": self.drafts(),
+            "factory": self.string("factory", check=program_checks.factory_problem),
+            "mode": self.string("mode", check=program_checks.mode_problem) or "mega",
             "python": self.string("python", check=_python_problem),
             "name_with_org": self.boolean("name-with-org"),
             "hardware": self.string("hardware", check=_word_problem),
             "variant": self.string("variant", check=_word_problem),
             "max_wheel_size": self.string("max-wheel-size", check=size_problem),
         }
+        for key, text in program_checks.problems(self.table, values["engine"]):
+            self.problem(key, text)
         self.config(values["config"], model)
         self.kinds(values["engine"], values["targets"])
         self.hardware(values["targets"], values["hardware"])
@@ -106,7 +107,7 @@ class _Checker:
     def boolean(self, key: str) -> bool:
         value = self.table.get(key, False)
         if not isinstance(value, bool):
-            self.problem(key, f"must be a boolean, not {_given(value)}.")
+            self.problem(key, f"must be a boolean, not {given(value)}.")
             return False
         return value
 
@@ -118,7 +119,7 @@ class _Checker:
             return ()
         value = self.table[key]
         if not isinstance(value, list):
-            self.problem(key, f"must be a list of strings, not {_given(value)}.")
+            self.problem(key, f"must be a list of strings, not {given(value)}.")
             return ()
         if not value and not may_be_empty:
             self.problem(key, "must not be empty.")
@@ -136,7 +137,7 @@ class _Checker:
     def environment(self) -> dict[str, str]:
         value = self.table.get("environment", {})
         if not isinstance(value, Mapping):
-            self.problem("environment", f"must be a table of strings, not {_given(value)}.")
+            self.problem("environment", f"must be a table of strings, not {given(value)}.")
             return {}
         good = {}
         for name, item in value.items():
@@ -150,11 +151,11 @@ class _Checker:
     def drafts(self) -> dict[str, str]:
         value = self.table.get("drafts", {})
         if not isinstance(value, Mapping):
-            self.problem("drafts", f"must be a table of strings, not {_given(value)}.")
+            self.problem("drafts", f"must be a table of strings, not {given(value)}.")
             return {}
         good = {}
         for name, item in value.items():
-            text = _draft_problem(name) or _string_problem(item) or _config_problem(item, self.project)
+            text = _draft_problem(name) or _string_problem(item) or config_checks.problem(item, self.project)
             if text:
                 self.problem(f"drafts.{json.dumps(printable(name))}", text)
             else:
@@ -171,26 +172,30 @@ class _Checker:
 
     def config(self, config: str | None, model: str | None) -> None:
         if config is None:
-            if "config" not in self.table and model and not _is_hub_id(model):
+            fetched = "config" not in self.table and "factory" not in self.table
+            if fetched and model and not _is_hub_id(model):
                 self.problem("config", f"is missing, and `model` {model!r} is no Hub id that it could be fetched from.")
             return
-        text = _config_problem(config, self.project)
+        text = config_checks.problem(config, self.project, with_json="factory" not in self.table)
         if text:
             self.problem("config", text)
 
     def kinds(self, engine: str | None, names: tuple[str, ...]) -> None:
         """An engine runs on GPUs or on CPUs; and native code can be built for the one CPU that is there."""
         kinds = {name: targets.load(name).kind for name in names}
-        if engine is not None:
-            wanted = engines.adapter(engine.partition("==")[0]).KIND
-            others = " or ".join(name for name in engines.NAMES if wanted != engines.adapter(name).KIND)
-            for name, kind in kinds.items():
-                if kind != wanted:
-                    has, needs = kind.upper(), f"{wanted.upper()}s"
-                    self.problem(
-                        "targets",
-                        f"{name!r} is a {has}, and {engine} runs on {needs}; give {others} or a {wanted.upper()}.",
-                    )
+        wanted: str | None = engines.adapter(engine.partition("==")[0]).KIND if engine else None
+        for name, kind in kinds.items():
+            if wanted and kind != wanted:
+                others = ", ".join(other for other in engines.NAMES if engines.adapter(other).KIND in (kind, None))
+                self.problem(
+                    "targets",
+                    f"{name!r} is a {kind.upper()}, and {engine} runs on {wanted.upper()}s: "
+                    f"give a {wanted.upper()}, or another engine ({others}).",
+                )
+        if not wanted and len(set(kinds.values())) > 1:
+            self.problem("targets", "holds GPUs and CPUs, which are built for on different machines: make two recipes.")
+            if not wanted and len(set(kinds.values())) > 1:
+                self.problem("targets", "holds CPUs and GPUs: one recipe is for targets of one kind.")
         if list(kinds.values()).count("cpu") > 1:
             self.problem(
                 "targets", "holds several CPUs: a build compiles for the CPU it runs on, so one recipe has one."
@@ -254,7 +259,7 @@ def _draft_problem(name: str) -> str | None:
 
 def _string_problem(value: Any) -> str | None:
     if not isinstance(value, str):
-        return f"must be a string, not {_given(value)}."
+        return f"must be a string, not {given(value)}."
     if not value.strip():
         return "must not be empty."
     if value != value.strip():
@@ -314,7 +319,7 @@ def _environment_problem(name: str, value: Any) -> str | None:
     if not _ENVIRONMENT_NAME.fullmatch(name):
         return "is no name of an environment variable."
     if not isinstance(value, str):
-        return f'must be a string, not {_given(value)}; write "{_as_text(value)}".'
+        return f'must be a string, not {given(value)}; write "{as_text(value)}".'
     if "\0" in value:
         return "must not hold a NUL character."
     kind = "the name of a secret" if secret_name(name) else secret_kind(value.encode())
@@ -323,65 +328,5 @@ def _environment_problem(name: str, value: Any) -> str | None:
     return None
 
 
-def _config_problem(config: str, project: Path) -> str | None:
-    try:
-        return _directory_problem(config, (project / config).resolve(), project)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
-        return f"{config!r:.200} cannot be read: {getattr(error, 'strerror', None) or 'a loop of links'}."
-
-
-def _directory_problem(config: str, directory: Path, project: Path) -> str | None:
-    absolute = Path(config).is_absolute()
-    if not absolute and not directory.is_relative_to(project):
-        return (
-            f"{config!r} leaves the project, so an sdist cannot carry it; "
-            "copy it into the project or give an absolute path."
-        )
-    if directory == project:
-        return f"{config!r} is the project itself; give the model's files a directory of their own."
-    if not directory.is_dir():
-        return f"{str(directory)!r} is no directory."
-    file = directory / "config.json"
-    try:
-        content = json.loads(small_file.read(file, MAX_CONFIG_BYTES))
-    except FileNotFoundError:
-        return f"{str(directory)!r} holds no config.json."
-    except OSError as error:
-        return f"{str(file)!r} cannot be read: {error.strerror}."
-    except (ValueError, RecursionError) as error:
-        return f"{str(file)!r} is not valid JSON: {error}."
-    if not isinstance(content, dict):
-        return f"{str(file)!r} must hold a JSON object, not {_given(content)}."
-    if absolute:
-        return None
-    outside = [name for name, path in config_files(directory) if _cannot_travel(path, project)]
-    if outside:
-        return (
-            f"{', '.join(outside)} in {config!r}: a link that is absolute or leaves the project, "
-            "so an sdist cannot carry it; put a copy in its place."
-        )
-    return None
-
-
-def _cannot_travel(path: Path, project: Path) -> bool:
-    if path.is_symlink() and path.readlink().is_absolute():
-        return True
-    return not path.resolve().is_relative_to(project)
-
-
 def _is_hub_id(model: str) -> bool:
     return bool(re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", model, re.ASCII))
-
-
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _given(value: Any) -> str:
-    """What was given, in TOML's words."""
-    words = {bool: "boolean", int: "integer", float: "float", str: "string", list: "list", dict: "table"}
-    kind = words.get(type(value), type(value).__name__)
-    if isinstance(value, (list, dict)):
-        return f"a {kind}"
-    article = "an" if kind[0] in "aeiou" else "a"
-    return f"{article} {kind} ({json.dumps(value) if isinstance(value, (bool, str)) else value})"

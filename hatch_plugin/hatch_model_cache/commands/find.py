@@ -144,15 +144,15 @@ def _host(arguments: argparse.Namespace) -> tuple[Any, bool]:
 
     if arguments.engine:
         match = _ENGINE.fullmatch(arguments.engine)
-        if not match or match["name"] not in engines.NAMES:
-            known = ", ".join(f"{name}==VERSION" for name in engines.NAMES)
+        if not match or match["name"] not in engines.SERVERS:
+            known = ", ".join(f"{name}==VERSION" for name in engines.SERVERS)
             raise UsageError(f"--engine must be {known}, not {arguments.engine!r:.80}")
         return replace(read_host(match["name"], arguments.target), engine_version=match["version"]), True
-    for name in engines.NAMES:
+    for name in engines.SERVERS:
         host = read_host(name, arguments.target)
         if host.engine_version:
             return host, False
-    raise UsageError(f"no engine is installed in this Python environment: give --engine {engines.NAMES[0]}==VERSION")
+    raise UsageError(f"no engine is installed in this Python environment: give --engine {engines.SERVERS[0]}==VERSION")
 
 
 def _by_command(arguments: argparse.Namespace, command: Command) -> Judge:

@@ -31,6 +31,9 @@ class Surroundings(Protocol):
     @property
     def mode(self) -> AbstractContextManager[Any]: ...
 
+    def before_program(self) -> None:
+        """Answer for a plain module that is compiled without an engine around it."""
+
     def before_worker(self) -> None:
         """Answer for the model loader. Call when the engine's configuration is made and its worker is not."""
 
@@ -39,21 +42,22 @@ class Surroundings(Protocol):
 
 
 @contextmanager
-def surround(record: Mapping[str, Any], *, scratch: Path) -> Iterator[Surroundings]:
+def surround(record: Mapping[str, Any], *, scratch: Path, engine: str) -> Iterator[Surroundings]:
     """Be where the target is, until the block ends. Call before the engine is imported.
 
     Args:
         record: the target, as in the manifest.
         scratch: a directory for what must be a file.
+        engine: what will be imported there; its parts that ask are answered too.
     """
     target = targets.from_record(record)
     if isinstance(target, targets.CpuTarget):
         from .native import native
 
-        with native() as surroundings:
+        with native(engine) as surroundings:
             yield surroundings
     else:
         from .pretend import pretend
 
-        with pretend(target, scratch=scratch) as pretence:
+        with pretend(target, scratch=scratch, engine=engine) as pretence:
             yield pretence

@@ -72,13 +72,13 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
 
     Args:
         job: ``task`` ("compile" or "look-up"), ``engine`` and ``version`` (None: any known one), ``target`` (its
-            record), ``serve_arguments`` (what follows ``vllm serve``, the model first), and for a compile
-            ``served_as`` and ``rank``.
+            record), ``serve_arguments`` (what the adapter's ``parse`` takes: what follows ``vllm serve``, the model
+            first), and for a compile ``served_as`` and ``rank``.
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
     progress.stage("import the engine")
-    with surround(job["target"], scratch=scratch) as surroundings:
+    with surround(job["target"], scratch=scratch, engine=job["engine"]) as surroundings:
         return perform(job, surroundings, progress)
 
 
@@ -119,7 +119,7 @@ def _compile(
     log = surroundings.log
     return {
         "ranks": surroundings.count,
-        "architectures": list(config.model_config.hf_config.architectures or []),
+        "architectures": adapter.architectures(config),
         "factors": compiled.factors,
         "unkeyed": compiled.unkeyed,
         "models": compiled.models,

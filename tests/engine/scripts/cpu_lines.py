@@ -44,7 +44,7 @@ def main(what: str, directory: Path) -> None:
             from hatch_model_cache.compile.surroundings import surround
 
             record = json.loads((directory / "target.json").read_text())
-            surroundings = stack.enter_context(surround(record, scratch=directory))
+            surroundings = stack.enter_context(surround(record, scratch=directory, engine="vllm-cpu"))
         import vllm.v1.engine.llm_engine
         import vllm.v1.worker.cpu_worker  # noqa: F401
 

@@ -89,6 +89,11 @@ def create_config(arguments: Any) -> Any:
     return engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
 
+def architectures(config: Any) -> list[str]:
+    """The model's classes, as its config.json names them."""
+    return list(config.model_config.hf_config.architectures or [])
+
+
 def _entrypoint() -> Any:
     for name in _PARSERS:
         with contextlib.suppress(ModuleNotFoundError):

@@ -104,6 +104,7 @@ expected_ranks = vllm_command.expected_ranks
 parse = vllm_command.parse
 ranks = vllm_command.ranks
 create_config = vllm_command.create_config
+architectures = vllm_command.architectures
 flags = vllm_command.flags
 options = vllm_command.options
 

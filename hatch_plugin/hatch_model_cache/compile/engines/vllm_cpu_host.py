@@ -43,11 +43,23 @@ def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
     Args:
         config: the engine's ``VllmConfig``.
     """
-    import torch
     from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
-    here = cpu.read()
     speculative = config.speculative_config
+    return {
+        **machine(),
+        "speculative.method": speculative.method if speculative else None,
+        "speculative.num_speculative_tokens": speculative.num_speculative_tokens if speculative else None,
+        "attention.backends": ",".join(sorted({b.__name__ for b in get_current_attn_backends(config)})),
+        "parallel.tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+    }
+
+
+def machine() -> dict[str, str | bool | int | None]:
+    """What of `unkeyed` is true of this machine, whatever it compiles."""
+    import torch
+
+    here = cpu.read()
     return {
         "cpu.vec_isa": here.vec_isa,
         "cpu.capability": torch.backends.cpu.get_cpu_capability(),
@@ -57,10 +69,6 @@ def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
         "cpu.model": here.model,
         "cpu.threads": torch.get_num_threads(),
         "compiler": cpu.read_compiler().version,
-        "speculative.method": speculative.method if speculative else None,
-        "speculative.num_speculative_tokens": speculative.num_speculative_tokens if speculative else None,
-        "attention.backends": ",".join(sorted({b.__name__ for b in get_current_attn_backends(config)})),
-        "parallel.tensor_parallel_size": config.parallel_config.tensor_parallel_size,
     }
 
 

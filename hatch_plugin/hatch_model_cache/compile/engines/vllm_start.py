@@ -53,7 +53,7 @@ class Compiled:
         artifacts: what was saved.
         factors: the named values in the key, see `vllm_keys.named_factors`.
         unkeyed: what decides the code and is in no key, by the adapter.
-        models: how many models the engine compiles.
+        models: how many models the engine compiles; blocks of one class that share an artifact are one.
         counters: vLLM's own counters (``vllm.compilation.counter.compilation_counter``), non-zero ones.
     """
 
@@ -112,9 +112,14 @@ def compile_rank(
     if _turned_off():
         raise RuntimeError(_turned_off())
     compiled = Compiled()
+    shared = 0
 
-    def look_up(model: Any, path: str) -> None:
-        """Note every key; find nothing, the cache is empty."""
+    def look_up(model: Any, path: str) -> object | None:
+        """Note every key; find nothing, the cache is empty, but for what another block of the same class has left."""
+        nonlocal shared
+        if any(artifact.path == path for artifact in compiled.artifacts):
+            shared += 1
+            return object()
         keys: list[dict[str, Any]] = []
         for name in names:
             for identity in vllm_keys.identities(name, config):
@@ -130,8 +135,9 @@ def compile_rank(
         own = {name: value for name, value in named.items() if compiled.factors.get(name) != value}
         for described in keys:  # of a second model in the engine, a draft head: its class, and what else is its own
             described["overrides"] = {**own, **described["overrides"]}
+        return None
 
-    compiled.models = _start(surroundings, config, rank, look_up, on_stage)
+    compiled.models = _start(surroundings, config, rank, look_up, on_stage) - shared
     if not compiled.models:
         raise RuntimeError("the engine compiles nothing; is torch.compile off in the serve arguments?")
     compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}

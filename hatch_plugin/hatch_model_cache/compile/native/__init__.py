@@ -33,6 +33,10 @@ class Native:
         self.mode = nullcontext()
         self._weights: Any = None
 
+    def before_program(self) -> None:
+        """Name kernels neutrally."""
+        kernels.install(self.patches)
+
     def before_worker(self) -> None:
         """Let the engine load weights that have no values, and name kernels neutrally."""
         kernels.install(self.patches)
@@ -47,10 +51,11 @@ class Native:
 
 
 @contextmanager
-def native() -> Iterator[Native]:
-    """The CPU, as surroundings of a compile."""
+def native(engine: str) -> Iterator[Native]:
+    """The CPU, as surroundings of a compile by `engine`."""
     surroundings = Native()
-    install_inspection(surroundings.patches)
+    if engine != "torch":  # the others import vllm
+        install_inspection(surroundings.patches)
     try:
         yield surroundings
     finally:

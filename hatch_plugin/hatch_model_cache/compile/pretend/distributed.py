@@ -16,8 +16,12 @@ def install(patches: Patches) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     init, new = dist.init_process_group, dist.new_group
+    kept = []  # a group keeps its store, and other processes of a rehearsal connect to this one's
 
-    def init_process_group(backend: Any = None, *_: Any, world_size: int = -1, rank: int = -1, **__: Any) -> None:
+    def init_process_group(
+        backend: Any = None, *_: Any, world_size: int = -1, rank: int = -1, store: Any = None, **__: Any
+    ) -> None:
+        kept.append(store)
         init(backend="fake", store=FakeStore(), world_size=world_size, rank=rank)
 
     def new_group(ranks: Any = None, *_: Any, **__: Any) -> Any:
