@@ -50,7 +50,8 @@ def wrap(module: ModuleType, root_path: str, say: Say) -> None:
         finally:
             # whatever goes wrong here, the engine gets what its own function gave
             with suppress(Exception):
-                seconds, parts = time.monotonic() - begun, _parts(before, _loaded())
+                seconds = time.monotonic() - begun
+                parts = _parts(before, _loaded()) if loaded is not None else 0
                 _noted(root_path, model, str(path), nearest, loaded is not None, parts, seconds, say)
 
     recorded._recorded = True  # type: ignore[attr-defined]
