@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,13 @@ class Serving:
         return f"./{name}"
 
 
-@pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Serving:
-    place = tmp_path_factory.mktemp("adoption")
-    project = write_recipe(place / "recipe", MODEL, "example/llama-tiny", ["example/llama-tiny"], [H100])
+TWO = (*SERVE_ARGS, "--tensor-parallel-size", "2")
+
+
+def serving_with(place: Path, engine_python: str, serve_args: Sequence[str]) -> Serving:
+    """A host with a wheel for example/llama-tiny, served with these arguments."""
+    names = ["example/llama-tiny"]
+    project = write_recipe(place / "recipe", MODEL, *names, names, [H100], serve_args=serve_args)
     done = compile_recipe(project, place / "artifacts", engine_python)
     assert done.returncode == 0, done.stdout + done.stderr
     subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", str(place / "own"), str(ROOT)], check=True)
@@ -74,6 +78,11 @@ def serving(tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Ser
     host = Host(Path(engine_python), place / "host")
     (host.place / "home").mkdir(parents=True)
     return Serving(host, site)
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Serving:
+    return serving_with(tmp_path_factory.mktemp("adoption"), engine_python, SERVE_ARGS)
 
 
 def test_other_weights_with_the_same_config_start_warm(serving: Serving) -> None:
@@ -131,3 +140,15 @@ def test_another_config_is_another_model(serving: Serving) -> None:
     report, log = serving.start(serving.fine_tune("other", rms_norm_eps=1e-6), root="other")
     assert not report.warm
     assert f"model-cache: miss backbone rank 0_0: no installed wheel is for this model; {WHEEL} is for another" in log
+
+
+def test_all_ranks_adopt_at_the_same_moment(tmp_path: Path, engine_python: str) -> None:
+    """Two worker processes look for one entry, and each needs its own rank of it."""
+    serving = serving_with(tmp_path, engine_python, TWO)
+    report, log = serving.start(serving.fine_tune("fine-tune"), *TWO, VLLM_FORCE_AOT_LOAD="1")
+    assert report.warm, report
+    assert report.ranks == ("0_0", "1_0")
+    for rank in report.ranks:
+        assert f"model-cache: adopted backbone rank {rank} in" in log
+    [wheel] = serving.model_cache("status")["wheels"]
+    assert (wheel["intact"], wheel["processes"], len(wheel["adopted"])) == (True, 2, 1)

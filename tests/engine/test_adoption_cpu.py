@@ -10,6 +10,7 @@ import pytest
 
 from engine.cpu_hosts import MODEL, CpuHost, make_host, write_weights
 from engine.cpu_lines import Line, ask
+from model_cache.lookups import CACHE
 
 pytestmark = pytest.mark.engine
 
@@ -61,7 +62,10 @@ def test_other_weights_are_adopted_and_answer_as_a_cold_start_does(host: CpuHost
         (True, True, 1),
         (False, True, 1),
     }
-    assert len(wheel["adopted"]) == 1
+    [adopted] = wheel["adopted"]
+    [other] = {found["key"] for found in wheel["looked_up"] if not found["adopted"]}
+    objects = [{path.name for path in place.rglob("*.so")} for place in (root / adopted, root / CACHE / other)]
+    assert objects[0] == objects[1] != set(), "no kernel was compiled besides those of the wheel"
 
 
 def test_a_difference_in_the_config_is_no_adoption(host: CpuHost) -> None:
