@@ -28,10 +28,11 @@ from factories import (
     record,
     write_zip,
 )
-from model_cache import cpu, deploy, discovery, mends, on_import, plugin, stamp, watch
+from model_cache import cpu, deploy, discovery, lookups, mends, on_import, plugin, stamp, watch
 from model_cache.host import read_host
 from model_cache.names import data_package
 from model_cache.payload import InstalledPayload
+from model_cache.root import Root
 
 CPUINFO = "model name: Made up\nflags: avx2 avx512_bf16 avx512bw avx512dq avx512f avx512vl fma\n\n"
 MODEL = SimpleNamespace(_compile_tag="backbone")
@@ -119,11 +120,11 @@ class Engine:
             self.headers.append(codecache._precompile_header("x.h", "g++"))
             self.commands.append(CppBuilder().get_command_line())
             self.tried.append(VecISA().check_build("code"))
+            codecache.PyCodeCache.modules.append("a graph")
             try:
                 bundled().finalize_loading({})
             except AttributeError:
                 return None
-            codecache.PyCodeCache.modules.append("a graph")
             return "loaded"
 
         self.module._try_load_aot_compiled_fn = look_up  # type: ignore[attr-defined]
@@ -328,9 +329,6 @@ def test_an_engine_with_another_function_is_told(root: Path, engine: Engine) -> 
 
 
 def test_the_plug_in_mends_before_it_records(root: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from model_cache import lookups
-    from model_cache.root import Root
-
     log = Log()
     monkeypatch.setattr(plugin, "_say", log)
     plugin._record(engine.module, str(root))
@@ -340,6 +338,15 @@ def test_the_plug_in_mends_before_it_records(root: Path, engine: Engine, monkeyp
     assert (found.hit, found.mended, found.parts, found.wheel) == (True, True, 1, CPU_NAME)
     assert log[-1][0].startswith("hit backbone rank 0_0")
     assert watch.FUNCTION == mends.FUNCTION
+
+
+def test_what_was_not_loaded_has_no_parts(root: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_CACHE_MEND", "0")
+    plugin._record(engine.module, str(root))
+    assert engine.look_up(root) is None
+    with Root.open(str(root)) as opened:
+        [found] = lookups.read(opened)
+    assert (found.hit, found.mended, found.parts, found.wheel) == (False, False, 0, CPU_NAME)
 
 
 # The plug-in
