@@ -432,3 +432,13 @@ def test_an_adoption_that_was_killed_is_finished_by_the_next_deploy(
     with Root.open(str(root)) as opened:
         [one] = status.report(opened)[0].wheels
     assert (one.phase, one.intact, len(one.adopted)) == ("deployed", True, 1)
+
+
+def test_a_wheel_that_this_host_does_not_trust_is_not_adopted(
+    tmp_path: Path, running: FakeRunning, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL_CACHE_POLICY", "require")
+    (tmp_path / "root").mkdir()
+    assert start(tmp_path / "root", running, log) is None
+    assert not running.asked
+    assert files_of(tmp_path / "root") == {}
