@@ -100,6 +100,13 @@ def test_a_flag_that_torch_does_not_ask_for_is_missed_too(monkeypatch: pytest.Mo
     assert probe.cpu_target({}) is None
 
 
+def test_several_ranks_are_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    be(monkeypatch)
+    table = {**CPU_TABLE, "serve-args": ["--max-num-batched-tokens=512", "--max-num-seqs=16", "-tp", "2"]}
+    with pytest.raises(UsageError, match="several ranks cannot be compiled for a CPU"):
+        compiler.check_machine(load_recipe(make_project(tmp_path / "project", table, name=NAME)))
+
+
 def test_gpu_recipes_compile_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch, "avx2")
     compiler.check_machine(load_recipe(make_project(tmp_path / "project")))

@@ -132,7 +132,8 @@ def check_engine(recipe: Recipe) -> None:
 
 
 def check_machine(recipe: Recipe) -> None:
-    """Raise UsageError if a target is a CPU and this machine is not of its kind: its code is native."""
+    """Raise UsageError if a target is a CPU and this machine is not of its kind: its code is native. Or if there are
+    several ranks for it, which would have to compile together."""
     from . import probe
 
     for target in recipe.load_targets():
@@ -143,6 +144,10 @@ def check_machine(recipe: Recipe) -> None:
                 raise UsageError(
                     f"{target.name} can only be compiled for on such a machine, and this one {is_one}: "
                     "`model-cache targets show` tells what it takes."
+                )
+            if len(engines.adapter(recipe.engine_name).expected_ranks(recipe.serve_args)) > 1:
+                raise UsageError(
+                    "several ranks cannot be compiled for a CPU: leave the parallel sizes in `serve-args` at 1."
                 )
 
 

@@ -59,11 +59,8 @@ def compile_rank(
 ) -> vllm_start.Compiled:
     """As `vllm_start.compile_rank`, and what lies beside the artifacts.
 
-    Raises:
-        RuntimeError: also for several ranks, which compile together here.
+    For one rank only: on CPU the engine's ranks reduce in memory that they share, so they would have to run together.
     """
-    if surroundings.count > 1:
-        raise RuntimeError("several ranks cannot be compiled for CPUs yet: leave --tensor-parallel-size away")
     compiled = vllm_start.compile_rank(surroundings, config, names, rank, on_stage, unkeyed=vllm_cpu_host.unkeyed)
     compiled.unkeyed.update(vllm_cpu_host.build_machine())
     compiled.artifacts = [
