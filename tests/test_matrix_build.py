@@ -9,7 +9,6 @@ import pty
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from hatch_model_cache.matrix import ray_cluster
 from model_cache.archive import WheelPayload
 from model_cache.errors import ModelCacheError
 from model_cache.verify import verify
+from steady import command
 
 H100, A100 = "model-cache-m-h100-sxm5-80gb", "model-cache-m-a100-sxm4-80gb"
 
@@ -59,20 +59,6 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "HOME")}
     own = {"MODEL_CACHE_PYTHON": str(directory.parent / "fake-python"), "TMPDIR": str(directory.parent / "temporary")}
     return {**kept, **own, **more}
-
-
-STEADY = """
-import sys
-from hatch_model_cache.matrix import records
-from model_cache import cli
-records._own_source = lambda: "0" * 64
-sys.exit(cli.main(sys.argv[1:]))
-"""
-"""The command line, for which this project's own source does not change: somebody may be editing it meanwhile."""
-
-
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-c", STEADY, "matrix", *map(str, arguments)]
 
 
 def run(directory: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from model_cache.archive import WheelPayload
 from model_cache.verify import verify
+from steady import command
 
 pytestmark = pytest.mark.engine
 
@@ -46,9 +46,9 @@ NAMES = {
 
 
 def built(directory: Path, engine: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "model_cache", "matrix", "build", str(directory), "--jobs", "1", "--json"]
     variables = {**os.environ, "MODEL_CACHE_PYTHON": engine}
-    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, check=False, timeout=1500)
+    building = command("build", directory, "--jobs", "1", "--json")
+    done = subprocess.run(building, env=variables, stdout=subprocess.PIPE, check=False, timeout=1500)
     answer: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == 0, answer
     return answer
