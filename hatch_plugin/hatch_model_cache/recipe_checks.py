@@ -74,7 +74,7 @@ class _Checker:
         }
         for key, text in program_checks.problems(self.table, values["engine"]):
             self.problem(key, text)
-        self.config(values["config"], model)
+        self.config(values["config"], model, values["engine"])
         self.kinds(values["engine"], values["targets"])
         self.hardware(values["targets"], values["hardware"])
         self.serve_args(values["serve_args"], values["served_as"], values["revision"])
@@ -170,13 +170,13 @@ class _Checker:
         for name in sorted(set(drafts) - named):
             self.problem(f"drafts.{json.dumps(printable(name))}", "no --speculative-config in `serve-args` names it.")
 
-    def config(self, config: str | None, model: str | None) -> None:
+    def config(self, config: str | None, model: str | None, engine: str | None) -> None:
+        with_json = not (engine or "").startswith(program_checks.ENGINE)
         if config is None:
-            fetched = "config" not in self.table and "factory" not in self.table
-            if fetched and model and not _is_hub_id(model):
+            if with_json and "config" not in self.table and model and not _is_hub_id(model):
                 self.problem("config", f"is missing, and `model` {model!r} is no Hub id that it could be fetched from.")
             return
-        text = config_checks.problem(config, self.project, with_json="factory" not in self.table)
+        text = config_checks.problem(config, self.project, with_json=with_json)
         if text:
             self.problem("config", text)
 
@@ -194,8 +194,6 @@ class _Checker:
                 )
         if not wanted and len(set(kinds.values())) > 1:
             self.problem("targets", "holds GPUs and CPUs, which are built for on different machines: make two recipes.")
-            if not wanted and len(set(kinds.values())) > 1:
-                self.problem("targets", "holds CPUs and GPUs: one recipe is for targets of one kind.")
         if list(kinds.values()).count("cpu") > 1:
             self.problem(
                 "targets", "holds several CPUs: a build compiles for the CPU it runs on, so one recipe has one."
