@@ -51,6 +51,11 @@ def deploy(
     """
     deadline = deadline or Deadline()
     known = read_manifest(payload)
+    if known.manifest.engine.name == "torch":
+        raise UsageError(
+            f"{payload.label} is for programs that use torch.compile, and goes into no cache root: "
+            "such a program loads it with `model_cache.torch.load`"
+        )
     targets = fit.require(known.manifest, host, payload.label)
     adopted = tuple(entry for entry in adopted if entry.target in targets)
     held = _held(root_path, known) if hold else ""
