@@ -18,6 +18,7 @@ from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import torch_compile
 from hatch_model_cache.recipe import WHERE, Recipe
 from hatch_model_cache.recipe_file import parse
+from hatch_model_cache.scaffold import Project
 from model_cache import allowed_globals, mega, mends
 from model_cache.errors import MismatchError, UsageError
 from model_cache.manifest import File
@@ -172,3 +173,8 @@ def test_a_wheel_for_another_engine_is_not_loaded(tmp_path: Path, monkeypatch: p
 
 def test_importing_the_serving_side_imports_no_torch() -> None:
     assert "torch" not in sys.modules
+
+
+def test_no_project_is_made_for_what_does_not_serve(project: Path) -> None:
+    with pytest.raises(UsageError, match="no project is made for torch==2.13.0"):
+        Project(recipe=recipe(project), version="1.0.0").files()

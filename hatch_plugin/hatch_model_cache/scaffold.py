@@ -69,8 +69,11 @@ class Project:
     def files(self) -> dict[str, bytes]:
         """Relative path -> content, sorted by path.
 
-        Raises UsageError when the templates' libraries are missing or a file of the configuration cannot be read.
+        Raises UsageError when the engine is none that serves, the templates' libraries are missing, or a file of the
+        configuration cannot be read.
         """
+        if self.recipe.engine_name not in engines.SERVERS:
+            raise UsageError(f"no project is made for {self.recipe.engine}: it has no command that serves")
         values = self._template_values()
         rendered = templating.render_folder("recipe", values)
         for pipeline in self.pipelines:

@@ -237,5 +237,5 @@ def _saved(surroundings: Surroundings, program: Program, names: list[str]) -> Co
 def _unkeyed(surroundings: Surroundings) -> dict[str, str | bool | int | None]:
     """What decides the code and is in no key of torch."""
     if surroundings.log.kernels:
-        return {"triton.environment": vllm_host._triton_environment()}
+        return {"triton.environment": vllm_host.triton_environment()}
     return {**vllm_cpu_host.machine(), **vllm_cpu_host.build_machine()}

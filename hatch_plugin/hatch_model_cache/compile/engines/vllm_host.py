@@ -69,7 +69,7 @@ def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
         "attention.backends": ",".join(sorted({b.__name__ for b in get_current_attn_backends(config)})),
         "parallel.tensor_parallel_size": config.parallel_config.tensor_parallel_size,
         "device.follows_rank": _device_follows_rank(config.parallel_config),
-        "triton.environment": _triton_environment(),
+        "triton.environment": triton_environment(),
     }
     return facts
 
@@ -85,7 +85,7 @@ def _device_follows_rank(parallel: Any) -> bool:
     return bool(torch.cuda.current_device() == parallel.get_local_gpu_index(parallel.rank))
 
 
-def _triton_environment() -> str:
+def triton_environment() -> str:
     """The environment variables that steer Triton's compiler and are set, by Triton's own list of knobs.
 
     Not the paths of its tools: the engine sets one itself when it finds the tool, and none changes what is compiled.
