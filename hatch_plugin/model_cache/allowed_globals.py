@@ -136,9 +136,9 @@ _TORCH = {
     "torch._dynamo.output_graph": "OutputGraphGuardsState",
     "torch._dynamo.package": "InlinedSource SerializedCode SourceInfo SystemInfo",
     "torch._dynamo.source": (
-        "AttrSource ClosureSource ConstDictKeySource ConstantSource ConvertIntSource DefaultsSource "
-        "DictGetItemSource GetItemSource GlobalSource ListGetItemSource LocalCellSource LocalSource NNModuleSource "
-        "NegateSource ParamBufferSource ShapeEnvSource TensorProperty TensorPropertySource TypeSource "
+        "AttrSource CallMethodItemSource ClosureSource ConstDictKeySource ConstantSource ConvertIntSource "
+        "DefaultsSource DictGetItemSource GetItemSource GlobalSource ListGetItemSource LocalCellSource LocalSource "
+        "NNModuleSource NegateSource ParamBufferSource ShapeEnvSource TensorProperty TensorPropertySource TypeSource "
         "UnspecializedBuiltinNNModuleSource UnspecializedNNModuleSource UnspecializedParamBufferSource"
     ),
     "torch._functorch._aot_autograd.aot_autograd_result": "BundledAOTAutogradResult BundledCompiledForward",
@@ -162,6 +162,7 @@ _TORCH = {
     "torch._subclasses.fake_tensor": "FakeTensor",
     "torch._subclasses.functional_tensor": "FunctionalTensor",
     "torch._subclasses.meta_utils": "MetaStorageDesc MetaTensorDesc _FakeTensorViewFunc",
+    "torch._utils": "_rebuild_meta_tensor_no_storage",  # a guard on a tensor: its shape and type
     "torch.compiler._cache": "CacheArtifactRecorder",
     # Operators come as text in these records; torch looks them up by name when it loads.
     "torch.fx._graph_pickler": (

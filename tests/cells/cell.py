@@ -22,7 +22,7 @@ from .rows import Row
 FORKED = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 """How the serving engine starts its core and its workers; in no key. Spares an import of vLLM for every rank."""
 
-LONGEST = 300
+LONGEST = 500
 """Characters of an error that the table shows."""
 
 
@@ -163,7 +163,7 @@ def _message(done: subprocess.CompletedProcess[str]) -> str:
         error: dict[str, Any] = json.loads(done.stdout)["error"]
     except (ValueError, KeyError):
         return _short((done.stderr or done.stdout)[-LONGEST:])
-    return _short("; ".join([error["message"], *error["problems"]]))
+    return _short(" ".join([error["message"], "; ".join(error["problems"])]))
 
 
 def _short(text: str) -> str:

@@ -18,7 +18,18 @@ from typing import Any
 
 from hatch_model_cache.targets import Target
 
-from . import distributed, fake_tensors, inductor, libcuda, model_loading, nvml, parameters, torch_cuda, triton_driver
+from . import (
+    distributed,
+    fake_tensors,
+    humming,
+    inductor,
+    libcuda,
+    model_loading,
+    nvml,
+    parameters,
+    torch_cuda,
+    triton_driver,
+)
 from .device import Device, Log
 from .patches import Patches
 
@@ -81,6 +92,7 @@ class Pretence:
         """Answer for the model loader. Call when the engine's configuration is made and its worker is not."""
         parameters.install(self.patches)
         model_loading.install(self.patches, self.device)
+        humming.install(self.patches, self.device)
         if self.device.count > 1:
             distributed.install_communicators(self.patches)
 

@@ -39,6 +39,13 @@ def _scheduler_metadata(batch_size: int, *_: Any, **__: Any) -> Any:
     return torch.empty(batch_size + 1, dtype=torch.int32, device="cuda")
 
 
+def _one_value(values: Any, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
+    import torch
+
+    nothing = values.new_empty(0, dtype=torch.int64)
+    return values.reshape(-1)[:1].clone(), nothing, nothing
+
+
 def _required_layout(
     scales: Any,
     mn: int,
@@ -73,6 +80,12 @@ WITHOUT_FAKE_KERNEL: dict[str, FakeKernel] = {
         returns="one int32 per sequence and a semaphore",
         why="attention metadata, handed to the attention kernel outside every compiled graph",
         source="flash-attention, hopper/flash_api.cpp, mha_fwd_get_scheduler_metadata",
+    ),
+    "aten::_unique2": FakeKernel(
+        _one_value,
+        returns="one value: as if all were equal",
+        why="vLLM warns of an NVFP4 checkpoint whose fused layers have different scales; nothing else follows from it",
+        source="vllm 0.33.0, compressed_tensors_w4a4_nvfp4.py, process_weights_after_loading",
     ),
     "deep_gemm::transform_sf_into_required_layout": FakeKernel(
         _required_layout,

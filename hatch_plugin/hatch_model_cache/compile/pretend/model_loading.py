@@ -28,6 +28,7 @@ def install(patches: Patches, device: Device) -> None:
     Must come after the engine's configuration is created (it imports the worker) and before the worker is made.
     """
     import torch
+    import vllm.model_executor.layers.fused_moe.expert_map_manager as expert_map_manager
     import vllm.model_executor.model_loader as loading
     import vllm.model_executor.model_loader.dummy_loader as dummy
     import vllm.platforms.cuda
@@ -57,6 +58,13 @@ def install(patches: Patches, device: Device) -> None:
         "set_device",
         classmethod(lambda cls, wanted: torch.cuda.set_device(wanted)),
         why="forces a context by allocating, and in a thread of its own, where no mode is active",
+        checked=CHECKED,
+    )
+    patches.set(
+        expert_map_manager.ExpertMapManager,
+        "get_compressed_map_string",
+        lambda self: "not known",
+        why="reads the map of experts to ranks for a line of the log",
         checked=CHECKED,
     )
     worker = vllm.v1.worker.gpu_worker.Worker
