@@ -176,5 +176,5 @@ def test_importing_the_serving_side_imports_no_torch() -> None:
 
 
 def test_no_project_is_made_for_what_does_not_serve(project: Path) -> None:
-    with pytest.raises(UsageError, match="no project is made for torch==2.13.0"):
+    with pytest.raises(UsageError, match=r"no project is made for torch==2\.13\.0"):
         Project(recipe=recipe(project), version="1.0.0").files()
