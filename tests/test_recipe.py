@@ -101,6 +101,7 @@ def test_all_problems_come_together(project: Path) -> None:
         ({"python": "bin/python"}, "python: must be an absolute path, not 'bin/python': "),
         ({"name-with-org": 1}, "name-with-org: must be a boolean, not an integer (1)."),
         ({"hardware": "H100!"}, "hardware: must be words of [a-z0-9] joined by "),
+        ({"drafts": 3}, "drafts: must be a table of strings, not an integer (3)."),
         ({"variant": "Long context"}, "variant: must be words of [a-z0-9] joined by "),
         ({"hardware": "h200"}, "hardware: is 'h200' but the only target is 'h100-sxm5-80gb'; "),
         (

@@ -164,8 +164,11 @@ class _Checker:
 
     def speculative(self, arguments: tuple[str, ...], drafts: Mapping[str, str]) -> None:
         """The speculative model and its configuration belong together."""
+        given = self.table.get("drafts", {})
+        if not isinstance(given, Mapping):
+            return  # reported already
         named = set(speculative_models(arguments))
-        for name in sorted(named - set(self.table.get("drafts", {}))):
+        for name in sorted(named - set(given)):
             self.problem("drafts", f"has no {name!r}, which `serve-args` names as speculative model.")
         for name in sorted(set(drafts) - named):
             self.problem(f"drafts.{json.dumps(printable(name))}", "no --speculative-config in `serve-args` names it.")
