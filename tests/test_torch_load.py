@@ -151,6 +151,18 @@ def test_a_damaged_wheel_is_refused(torch: FakeTorch, tmp_path: Path) -> None:
     assert (torch.given, torch.cache.exists()) == ([], False)
 
 
+def test_a_cache_that_is_none_is_refused(torch: FakeTorch, tmp_path: Path) -> None:
+    with pytest.raises(DamagedError, match="its cache of torch has the format 9, known is 1"):
+        model_cache.torch.load(wheel(tmp_path / "dist", mega_bytes(version=9)))
+    assert torch.given == []
+
+
+def test_a_wheel_without_a_mega_cache_is_refused(torch: FakeTorch, tmp_path: Path) -> None:
+    with pytest.raises(DamagedError, match="holds no cache of torch for x86-64-avx512"):
+        model_cache.torch.load(wheel(tmp_path / "dist", **{"entries.0.component": "other"}))
+    assert torch.given == []
+
+
 def test_an_unsigned_wheel_is_refused_where_signatures_are_required(
     torch: FakeTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

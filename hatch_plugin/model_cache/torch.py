@@ -18,14 +18,14 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from model_cache import files, fit, mega, mends, place
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError
 from model_cache.host import read_host
 from model_cache.lookup import open_payload
-from model_cache.manifest import File
+from model_cache.manifest import Entry, File, Manifest
 from model_cache.payload import Payload
 from model_cache.verify import blob_path, verify
 
@@ -103,8 +103,7 @@ def load(name: str) -> Loaded:
                 "`model_cache.torch.load` is for wheels of the engine torch"
             )
         targets = fit.require(manifest, read_host(ENGINE), payload.label)
-        entry = next(entry for entry in manifest.entries if entry.target in targets)
-        [cache] = [file for file in entry.files if not file.path.startswith(KERNELS)]
+        entry, cache = _mega_cache(payload, manifest, targets)
         kernels = [file for file in entry.files if file.path.startswith(KERNELS)]
         with _lock:
             _write_kernels(payload, kernels)
@@ -114,6 +113,15 @@ def load(name: str) -> Loaded:
     return Loaded(
         payload.name, manifest.version, entry.target, verified.origin.text, parts, len(kernels), mended, before
     )
+
+
+def _mega_cache(payload: Payload, manifest: Manifest, targets: Collection[str]) -> tuple[Entry, File]:
+    """The entry for this host, and the one file in it that torch is given."""
+    for entry in manifest.entries:
+        found = [file for file in entry.files if not file.path.startswith(KERNELS)]
+        if entry.target in targets and entry.component == mega.COMPONENT and len(found) == 1:
+            return entry, found[0]
+    raise DamagedError(f"{payload.label}: holds no cache of torch for {', '.join(targets)}")
 
 
 def _content(payload: Payload, file: File) -> bytes:
@@ -168,7 +176,10 @@ def _mend(version: str, torch: str) -> tuple[str, ...]:
 def _populate(payload: Payload, data: bytes) -> dict[str, int]:
     import torch.compiler
 
-    expected = Counter(part.kind for part in mega.parts(data))
+    try:
+        expected = Counter(part.kind for part in mega.parts(data))
+    except ValueError as error:
+        raise DamagedError(f"{payload.label}: its cache of torch {error}") from None
     info = torch.compiler.load_cache_artifacts(data)
     parts = {kind: len(keys) for kind, keys in info.artifacts.items()} if info else {}
     if parts != expected:
