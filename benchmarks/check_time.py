@@ -20,7 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hatch_model_cache import check, targets
+from hatch_model_cache import targets
+from hatch_model_cache.checking import check
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / ".engines" / "vllm-0.33.0" / "bin" / "python"

@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hatch_model_cache import compiler
-from hatch_model_cache.recipe_file import parse
+from hatch_model_cache.compiling import compiler
+from hatch_model_cache.recipe.file import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = "h100-sxm5-80gb"

@@ -33,7 +33,7 @@ def make_site(folder: Path, size: int, files: int) -> Path:
     from hashlib import sha256
 
     from factories import NAME, VERSION, dump, make_document, members
-    from model_cache.names import data_package
+    from model_cache.wheel.names import data_package
 
     package = data_package(NAME)
     entries: dict[str, dict[str, bytes]] = {
@@ -68,9 +68,9 @@ def make_site(folder: Path, size: int, files: int) -> Path:
 def deploy(site: str, root: str) -> None:
     """What is measured; runs in a process of its own, which prints its seconds and its peak memory."""
     from factories import NAME, make_host
-    from model_cache.deploy import deploy
-    from model_cache.discovery import find
-    from model_cache.payload import InstalledPayload
+    from model_cache.store.deploy import deploy
+    from model_cache.wheel.discovery import find
+    from model_cache.wheel.payload import InstalledPayload
 
     start = time.perf_counter()
     with InstalledPayload(find(NAME, [site])[0]) as payload:

@@ -29,7 +29,7 @@ start, busy = time.perf_counter(), time.process_time()
 from model_cache import plugin
 plugin.register()
 print((time.perf_counter() - start) * 1000, (time.process_time() - busy) * 1000)
-print("model_cache.startup" in sys.modules)
+print("model_cache.engine.startup" in sys.modules)
 """
 
 

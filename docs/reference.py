@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import model_cache
-from hatch_model_cache import recipe, targets
+from hatch_model_cache import targets
 from hatch_model_cache.commands import MODULES
+from hatch_model_cache.recipe import recipe
 from model_cache import cli
 from model_cache.console import Parser
 

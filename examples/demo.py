@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "engines"), str(ROOT / "tests")]
 from prepare import prepare  # noqa: E402
 
 from fakes.loopback_hub import LoopbackHub  # noqa: E402
-from hatch_model_cache.rehearsal import Report, rehearse  # noqa: E402
+from hatch_model_cache.compiling.rehearsal import Report, rehearse  # noqa: E402
 
 ENGINE = "vllm-0.33.0"
 TARGET = "h100-sxm5-80gb"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hatch_model_cache import targets
-from hatch_model_cache.recipe import Recipe
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache.recipe.file import load_recipe
+from hatch_model_cache.recipe.recipe import Recipe
 
 MODEL = "test-org/Synthetic-1B"
 NAME = "model-cache-synthetic-1b-h100-sxm5-80gb"

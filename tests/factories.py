@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from model_cache.cpu import Compiler, Cpu
-from model_cache.deploy import Outcome, deploy
-from model_cache.discovery import find
-from model_cache.host import Gpu, Gpus, Hardware, Host
-from model_cache.names import data_package
-from model_cache.payload import InstalledPayload
+from model_cache.machine.cpu import Compiler, Cpu
+from model_cache.machine.host import Gpu, Gpus, Hardware, Host
+from model_cache.store.deploy import Outcome, deploy
+from model_cache.wheel.discovery import find
+from model_cache.wheel.names import data_package
+from model_cache.wheel.payload import InstalledPayload
 
 NAME = "model-cache-synthetic-1b-h100-sxm5-80gb"
 VERSION = "1.0.0"

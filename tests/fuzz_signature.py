@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from model_cache import signature
 from model_cache.errors import DamagedError, NotTrustedError
-from model_cache.keyring import Keyring, TrustedKey
-from model_cache.payload import Payload
-from model_cache.trust import Trust
+from model_cache.origin import signature
+from model_cache.origin.keyring import Keyring, TrustedKey
+from model_cache.origin.trust import Trust
+from model_cache.wheel.payload import Payload
 
 MANIFEST = b'{"schema_version": 1}\n'
 PUBLIC = bytes(range(32))

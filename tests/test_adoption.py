@@ -16,9 +16,10 @@ from factories import A100, H100, MODEL, NAME, files_of, install, make_engine, m
 from fakes.fake_running import FakeRunning, key
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import vllm_rules
-from model_cache import adoption, lookups, nearest, on_import, removal, state, status, watch
-from model_cache.root import Root
-from model_cache.verify import Deadline
+from model_cache.engine import adoption, lookups, nearest, on_import, status, watch
+from model_cache.store import removal, state
+from model_cache.store.root import Root
+from model_cache.wheel.verify import Deadline
 
 CONFIG = b'{"model_type": "synthetic"}'
 ARTIFACT = b"compiled for any weights"

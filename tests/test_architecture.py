@@ -60,12 +60,12 @@ def test_there_are_modules() -> None:
 
 @pytest.mark.parametrize("name", sorted(m for m in MODULES if top(m) == "model_cache"))
 def test_the_serving_side_needs_the_standard_library_only(name: str) -> None:
-    # In functions only: `cryptography` and `sigstore` when a signature is made or a trusted signer's is checked, `torch`
-    # in an engine that runs on it and is about to load something.
+    # In functions only: `cryptography` and `sigstore` when a signature is made or a trusted signer's is checked,
+    # `torch` in an engine that runs on it and is about to load something.
     allowed = {
-        "model_cache.ed25519": {"cryptography"},
-        "model_cache.identity": {"sigstore"},
-        "model_cache.mends": {"torch"},
+        "model_cache.origin.ed25519": {"cryptography"},
+        "model_cache.origin.identity": {"sigstore"},
+        "model_cache.engine.mends": {"torch"},
         "model_cache.torch": {"torch"},
     }.get(name, set())
     strangers = {top(i) for i in imports(name)} - sys.stdlib_module_names - allowed - {"model_cache"}
@@ -82,7 +82,7 @@ def test_the_serving_side_reaches_the_build_side_by_name_in_two_functions() -> N
                 constants = [c.args[0].value for c in called if isinstance(c.args[0], ast.Constant)]
                 if any(str(constant).startswith("hatch_model_cache") for constant in constants):
                     found.add((name, function.name))
-    assert found == {("model_cache.cli", "_build_command"), ("model_cache.nearest", "find")}
+    assert found == {("model_cache.cli", "_build_command"), ("model_cache.engine.nearest", "find")}
 
 
 @pytest.mark.parametrize("name", sorted(m for m in MODULES if top(m) == "hatch_model_cache"))
@@ -96,8 +96,8 @@ def test_compile_knows_little_of_the_build_side(name: str) -> None:
     allowed = (
         *(f"hatch_model_cache.{n}" for n in ("compile", "targets", "cubin")),
         "model_cache.errors",
-        "model_cache.cpu",
-        "model_cache.kernel_names",
+        "model_cache.machine.cpu",
+        "model_cache.engine.kernel_names",
     )
     ours = [i for i in imports(name) if top(i) in {"hatch_model_cache", "model_cache"}]
     wrong = [i for i in ours if not i.startswith(allowed) and i != "hatch_model_cache"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from build_factories import document, make_artifacts, make_project, write_artifacts
-from hatch_model_cache import artifacts
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache.packing import artifacts
+from hatch_model_cache.recipe.file import load_recipe
 from model_cache.errors import DamagedError, NotFoundError
 
 

@@ -18,13 +18,13 @@ import pytest
 
 from build_factories import NAME, blob, make_artifacts, make_project, member
 from factories import files_of, make_site, run
-from hatch_model_cache.artifacts import read
+from hatch_model_cache.checking.verdict import Answer
 from hatch_model_cache.compile.engines.vllm_rules import RULES
-from hatch_model_cache.leaks import Watch
-from hatch_model_cache.pack import Packed, pack
-from hatch_model_cache.recipe_file import load_recipe
-from hatch_model_cache.verdict import Answer
-from model_cache import caches
+from hatch_model_cache.packing.artifacts import read
+from hatch_model_cache.packing.leaks import Watch
+from hatch_model_cache.packing.pack import Packed, pack
+from hatch_model_cache.recipe.file import load_recipe
+from model_cache.engine import caches
 from model_cache.errors import DamagedError
 from verdicts import look_up, observation, verdict
 

@@ -38,15 +38,15 @@ from factories import (
     run,
     sha,
 )
-from hatch_model_cache.recipe import Recipe
-from hatch_model_cache.recipe_file import load_recipe
-from model_cache.archive import WheelPayload
+from hatch_model_cache.recipe.file import load_recipe
+from hatch_model_cache.recipe.recipe import Recipe
 from model_cache.cli import main
 from model_cache.errors import DamagedError, NotTrustedError
-from model_cache.keyring import Keyring
-from model_cache.names import data_package, folded
-from model_cache.trust import Trust
-from model_cache.verify import blob_path, verify
+from model_cache.origin.keyring import Keyring
+from model_cache.origin.trust import Trust
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.names import data_package, folded
+from model_cache.wheel.verify import blob_path, verify
 from test_plugin import SOMEBODY, interpreter_for_somebody
 
 REPOSITORY = Path(__file__).resolve().parents[1]

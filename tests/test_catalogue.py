@@ -11,13 +11,13 @@ import pytest
 
 import model_cache
 from factories import DELETE, change
-from model_cache.catalogue import Catalogue, Key, Model, Offer, Package, Part, Target, parse
 from model_cache.errors import DamagedError
-from model_cache.manifest import Engine
+from model_cache.wheel.catalogue import Catalogue, Key, Model, Offer, Package, Part, Target, parse
+from model_cache.wheel.manifest import Engine
 
 SHA = "a" * 64
 FILE = "model_cache_tiny_h100-1.0.0-cp311-none-any.whl"
-SCHEMA = json.loads((Path(model_cache.__file__).parent / "catalogue.schema.json").read_text("utf-8"))
+SCHEMA = json.loads((Path(model_cache.__file__).parent / "wheel/catalogue.schema.json").read_text("utf-8"))
 
 
 def part(url: str) -> Part:

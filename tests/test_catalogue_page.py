@@ -19,10 +19,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from factories import A100, H100, make_wheel
+from hatch_model_cache.packing.signing import generate, load_key, sign_wheel
 from hatch_model_cache.publish import page as pages
 from hatch_model_cache.publish import shelf, site
-from hatch_model_cache.signing import generate, load_key, sign_wheel
-from model_cache.trust import Trust
+from model_cache.origin.trust import Trust
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cells import cell, rows, table
-from hatch_model_cache.recipe_checks import speculative_models
+from hatch_model_cache.recipe.checks import speculative_models
 
 ROWS = rows.load()
 

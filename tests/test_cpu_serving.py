@@ -28,11 +28,15 @@ from factories import (
     record,
     write_zip,
 )
-from model_cache import cpu, deploy, discovery, lookups, mends, on_import, plugin, stamp, watch
-from model_cache.host import read_host
-from model_cache.names import data_package
-from model_cache.payload import InstalledPayload
-from model_cache.root import Root
+from model_cache import plugin
+from model_cache.engine import lookups, mends, on_import, stamp, watch
+from model_cache.machine import cpu
+from model_cache.machine.host import read_host
+from model_cache.store import deploy
+from model_cache.store.root import Root
+from model_cache.wheel import discovery
+from model_cache.wheel.names import data_package
+from model_cache.wheel.payload import InstalledPayload
 
 CPUINFO = "model name: Made up\nflags: avx2 avx512_bf16 avx512bw avx512dq avx512f avx512vl fma\n\n"
 MODEL = SimpleNamespace(_compile_tag="backbone")
@@ -169,7 +173,7 @@ def site(tmp_path: Path, cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     site = install(cpu_wheel(tmp_path / "dist"), tmp_path / "site")
     monkeypatch.setattr(sys, "path", [str(site), str(cpu_engine(tmp_path / "engine")), *sys.path])
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
-    monkeypatch.setattr("model_cache.host.probe_gpus", lambda timeout: pytest.fail("GPUs were asked for"))
+    monkeypatch.setattr("model_cache.machine.host.probe_gpus", lambda timeout: pytest.fail("GPUs were asked for"))
     return site
 
 

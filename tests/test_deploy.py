@@ -36,16 +36,16 @@ from factories import (
     sha,
     snapshot,
 )
-from model_cache import deploy as deploying
-from model_cache import files, parallel, staging, state
-from model_cache.deploy import Outcome
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotFoundError, UsageError
-from model_cache.files import LinkError
-from model_cache.location import cache_root
-from model_cache.names import data_package
-from model_cache.removal import remove
-from model_cache.root import Root, temporary_name
-from model_cache.verify import Deadline, DeadlineError, blob_path
+from model_cache.store import deploy as deploying
+from model_cache.store import files, parallel, staging, state
+from model_cache.store.deploy import Outcome
+from model_cache.store.files import LinkError
+from model_cache.store.location import cache_root
+from model_cache.store.removal import remove
+from model_cache.store.root import Root, temporary_name
+from model_cache.wheel.names import data_package
+from model_cache.wheel.verify import Deadline, DeadlineError, blob_path
 
 PACKAGE = data_package(NAME)
 

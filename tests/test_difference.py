@@ -10,8 +10,8 @@ import pytest
 
 from factories import ENTRY_ONE, make_document, make_wheel, sha
 from hatch_model_cache import cli, cubin
-from hatch_model_cache.difference import Difference, Side, differences
-from model_cache.archive import WheelPayload
+from hatch_model_cache.checking.difference import Difference, Side, differences
+from model_cache.wheel.archive import WheelPayload
 
 CUBIN = (Path(__file__).parent / "data/cubins/sm_90a-ptxas.cubin").read_bytes()
 KERNEL = "triton_poi_fused_add"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache.recipe.file import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = [ROOT / "examples" / "llama-tiny", ROOT / "examples" / "llama-3.1-8b"]

@@ -18,12 +18,13 @@ from factories import A100, H100, MODEL, NAME, make_host, make_wheel
 from fakes import fake_look_up
 from fakes.web_server import JSON, WebServer
 from fakes.writable_hub import WritableHub
-from hatch_model_cache import interpreter
+from hatch_model_cache.compiling import interpreter
+from hatch_model_cache.packing.signing import generate, load_key, sign_wheel
 from hatch_model_cache.publish import offers, remote_wheel, simple_index, web
 from hatch_model_cache.publish.offers import Wanted
-from hatch_model_cache.signing import generate, load_key, sign_wheel
-from model_cache import cli, keyring
+from model_cache import cli
 from model_cache.errors import DamagedError, ModelCacheError
+from model_cache.origin import keyring
 from verdicts import FACTORS, FLAGS, HOST, OPTIONS, OTHER_KEY, UNKEYED, look_up
 from verdicts import wheel as manifest_of
 
@@ -339,17 +340,19 @@ def test_none_would_hit(run: Run, dist: Path) -> None:
 
 
 def test_the_installed_engine(run: Run, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model_cache.host.read_host", lambda engine, target: make_host(engine=engine, python="3.12.1"))
+    monkeypatch.setattr(
+        "model_cache.machine.host.read_host", lambda engine, target: make_host(engine=engine, python="3.12.1")
+    )
     code, out, _ = run("--index", dist, host=())
     assert code == 10
     assert "python is 3.12.1, the wheel was built for 3.11.7" in out
-    monkeypatch.setattr("model_cache.host.read_host", lambda engine, target: make_host(engine=engine))
+    monkeypatch.setattr("model_cache.machine.host.read_host", lambda engine, target: make_host(engine=engine))
     assert run("--index", dist, host=())[0] == 0
 
 
 def test_no_engine(run: Run, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none = make_host(engine_version=None)
-    monkeypatch.setattr("model_cache.host.read_host", lambda engine, target: none)
+    monkeypatch.setattr("model_cache.machine.host.read_host", lambda engine, target: none)
     code, _, err = run("--index", dist, host=("--target", "l4"))
     assert (code, "give --engine" in err) == (2, True)
 

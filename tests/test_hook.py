@@ -21,14 +21,14 @@ from packaging.metadata import Metadata
 
 import model_cache
 from build_factories import MODEL, NAME, PACKAGE, TABLE, document, make_artifacts, make_project, write_artifacts
-from hatch_model_cache.artifacts import read
-from hatch_model_cache.pack import pack
-from hatch_model_cache.recipe import Recipe
-from hatch_model_cache.recipe_file import load_recipe
-from hatch_model_cache.wheel_check import check_wheel
+from hatch_model_cache.packing.artifacts import read
+from hatch_model_cache.packing.pack import pack
+from hatch_model_cache.packing.wheel_check import check_wheel
+from hatch_model_cache.recipe.file import load_recipe
+from hatch_model_cache.recipe.recipe import Recipe
 from model_cache.errors import CompileError
-from model_cache.lookup import open_payload
-from model_cache.verify import verify
+from model_cache.wheel.lookup import open_payload
+from model_cache.wheel.verify import verify
 
 REPOSITORY = Path(__file__).parent.parent
 STEM = f"{PACKAGE}-1.0.0"
@@ -203,7 +203,7 @@ def test_the_wheel_is_data_only(frontends: dict[str, tuple[Path, subprocess.Comp
             for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "sboms/model-cache.cdx.json")
         ]
     )
-    schema = json.loads((Path(model_cache.__file__).parent / "manifest.schema.json").read_text())
+    schema = json.loads((Path(model_cache.__file__).parent / "wheel/manifest.schema.json").read_text())
     manifest = json.loads(content[f"{PACKAGE}/manifest.json"])
     jsonschema.Draft202012Validator(schema).validate(manifest)
     assert (manifest["name"], manifest["version"]) == (NAME, "1.0.0")
@@ -350,7 +350,7 @@ def test_the_third_source_is_a_compile(project: Path, tmp_path: Path, monkeypatc
         asked.append((recipe, out))
         write_artifacts(out, *document(recipe))
 
-    monkeypatch.setattr("hatch_model_cache.compiler.compile_recipe", compile_recipe)
+    monkeypatch.setattr("hatch_model_cache.compiling.compiler.compile_recipe", compile_recipe)
     monkeypatch.delenv("MODEL_CACHE_ARTIFACTS", raising=False)
     wheel = Path(next(WheelBuilder(str(project)).build(directory=str(tmp_path / "dist"))))
     ((recipe, out),) = asked
@@ -365,7 +365,7 @@ def test_a_failed_compile(
     def compile_recipe(recipe: Recipe, out: Path, *, progress: object) -> None:
         raise CompileError("the engine ended with status 1; its log: /tmp/x.log")
 
-    monkeypatch.setattr("hatch_model_cache.compiler.compile_recipe", compile_recipe)
+    monkeypatch.setattr("hatch_model_cache.compiling.compiler.compile_recipe", compile_recipe)
     monkeypatch.setattr("tempfile.tempdir", str(_directory(tmp_path / "tmp")))
     monkeypatch.delenv("MODEL_CACHE_ARTIFACTS", raising=False)
     with pytest.raises(SystemExit) as caught:

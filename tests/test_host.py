@@ -11,11 +11,11 @@ import pytest
 
 import fake_driver
 from factories import A100, H100, make_document, make_engine, make_gpu, make_host
-from model_cache import host
 from model_cache.errors import UsageError
-from model_cache.fit import Difference, DoesNotFit, compare, require
-from model_cache.host import Gpu, Gpus, probe_gpus, read_host
-from model_cache.manifest import GpuRecord, Manifest, from_dict
+from model_cache.machine import host
+from model_cache.machine.fit import Difference, DoesNotFit, compare, require
+from model_cache.machine.host import Gpu, Gpus, probe_gpus, read_host
+from model_cache.wheel.manifest import GpuRecord, Manifest, from_dict
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +92,7 @@ def test_a_nonsensical_answer_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_driver_is_never_loaded_into_the_callers_process(driver: pytest.MonkeyPatch) -> None:
     driver.setenv("FAKE_GPUS", fake_driver.spec(H100))
     code = (
-        "from model_cache.host import probe_gpus; assert probe_gpus().gpus; "
+        "from model_cache.machine.host import probe_gpus; assert probe_gpus().gpus; "
         "maps = open('/proc/self/maps').read(); assert 'libcuda' not in maps; "
         "import sys; assert 'torch' not in sys.modules"
     )

@@ -19,11 +19,12 @@ import yaml
 
 from factories import ENTRY_ONE, NAME, make_wheel
 from fakes.writable_hub import TOKEN, WritableHub
+from hatch_model_cache.packing.signing import generate, load_key, sign_wheel
 from hatch_model_cache.publish import card, hub_address, installing, pull
 from hatch_model_cache.publish.hub_address import HubAddress
-from hatch_model_cache.signing import generate, load_key, sign_wheel
-from model_cache import cli, keyring
+from model_cache import cli
 from model_cache.errors import UsageError
+from model_cache.origin import keyring
 
 REPOSITORY = "test-org/caches"
 URL = f"hf://{REPOSITORY}"

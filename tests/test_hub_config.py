@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hatch_model_cache import hub_config
+from hatch_model_cache.recipe import hub_config
 from model_cache.errors import ModelCacheError, UsageError
 
 

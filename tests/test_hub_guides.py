@@ -14,9 +14,10 @@ from factories import A100, MODEL, make_host, make_wheel
 from fakes import fake_look_up
 from fakes.web_server import WebServer
 from fakes.writable_hub import WritableHub
-from hatch_model_cache import interpreter
+from hatch_model_cache.compiling import interpreter
 from hatch_model_cache.publish import installing
-from model_cache import cli, keyring
+from model_cache import cli
+from model_cache.origin import keyring
 from test_find import serve_site
 from verdicts import FACTORS, FLAGS, HOST, OPTIONS, UNKEYED, look_up
 from verdicts import wheel as manifest_of
@@ -90,7 +91,9 @@ def test_the_files_that_the_guide_lists(work: Path, hub: WritableHub) -> None:
 
 
 def test_find_s_guide(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("model_cache.host.read_host", lambda engine, target: make_host(engine=engine, assumed=target))
+    monkeypatch.setattr(
+        "model_cache.machine.host.read_host", lambda engine, target: make_host(engine=engine, assumed=target)
+    )
     monkeypatch.setenv(interpreter.VARIABLE, str(fake_look_up.interpreter(work)))
     monkeypatch.setenv("FAKE_RESULT", str(work / "result.json"))
     monkeypatch.setenv("FAKE_REPORT", str(work / "report.json"))

@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 
 from factories import CONTENTS, NAME, expected_files, files_of, install, make_host, make_wheel, run
 from fakes.sigstore_services import EPOCH, ISSUER, PERSON, Services, b64, edited
-from hatch_model_cache.signing import generate, load_key, sign_wheel
-from hatch_model_cache.sigstore_bundle import attach, message
-from model_cache import cli, identity, keyring
-from model_cache.archive import WheelPayload
+from hatch_model_cache.packing.signing import generate, load_key, sign_wheel
+from hatch_model_cache.packing.sigstore_bundle import attach, message
+from model_cache import cli
 from model_cache.errors import NotTrustedError, UsageError
-from model_cache.keyring import Keyring, load
-from model_cache.names import data_package
-from model_cache.signature import SIGSTORE, parse, to_bytes
-from model_cache.trust import Origin, Trust
-from model_cache.verify import verify
+from model_cache.origin import identity, keyring
+from model_cache.origin.keyring import Keyring, load
+from model_cache.origin.signature import SIGSTORE, parse, to_bytes
+from model_cache.origin.trust import Origin, Trust
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.names import data_package
+from model_cache.wheel.verify import verify
 
 PACKAGE = data_package(NAME)
 PICKLED = {entry: dict.fromkeys(files, b"N.") for entry, files in CONTENTS.items()}

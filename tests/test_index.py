@@ -16,12 +16,12 @@ import pytest
 
 from factories import A100, CONTENTS, H100, MODEL, NAME, make_wheel, record, sha, write_zip
 from hatch_model_cache import publish
+from hatch_model_cache.packing.signing import generate, load_key, sign_wheel
 from hatch_model_cache.publish import shelf, site
-from hatch_model_cache.signing import generate, load_key, sign_wheel
-from model_cache import catalogue as catalogues
-from model_cache import files
 from model_cache.cli import main
-from model_cache.names import data_package
+from model_cache.store import files
+from model_cache.wheel import catalogue as catalogues
+from model_cache.wheel.names import data_package
 
 WHEEL = f"{data_package(NAME)}-1.0.0-cp311-none-any.whl"
 OTHER = "model-cache-other-a100-sxm4-80gb"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_model_cache import interpreter
+from hatch_model_cache.compiling import interpreter
 from model_cache.errors import UsageError
 
 ABSENT = "an_engine_that_nobody_has"

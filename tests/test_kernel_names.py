@@ -6,7 +6,7 @@ import sysconfig
 import types
 from pathlib import Path
 
-from model_cache import kernel_names
+from model_cache.engine import kernel_names
 
 COMMAND = "g++ i -march=native -I{include} -I{torch}/include -fopenmp -o o.so -ltorch -L{lib} -L{torch}/lib"
 

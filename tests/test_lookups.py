@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from model_cache import lookups, on_import, state, status, watch
-from model_cache.root import Root
-from model_cache.state import DeployedEntry, DeployedFile, State
+from model_cache.engine import lookups, on_import, status, watch
+from model_cache.store import state
+from model_cache.store.root import Root
+from model_cache.store.state import DeployedEntry, DeployedFile, State
 
 KEY = "ab" * 32
 WHEEL = "model-cache-x-h100-sxm5-80gb"

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from factories import A100, AVX512, DELETE, H100, change, dump, make_cpu_document, make_document
 from model_cache.errors import DamagedError
-from model_cache.manifest import CONTAINS, MAX_BYTES, MODES, CpuRecord, GpuRecord, Manifest, from_dict, parse
-from model_cache.names import data_package, folded, normalize, printable, unsafe_path
-from model_cache.strict_json import MAX_DEPTH, loads
-from model_cache.target_record import KINDS
+from model_cache.wheel.manifest import CONTAINS, MAX_BYTES, MODES, CpuRecord, GpuRecord, Manifest, from_dict, parse
+from model_cache.wheel.names import data_package, folded, normalize, printable, unsafe_path
+from model_cache.wheel.strict_json import MAX_DEPTH, loads
+from model_cache.wheel.target_record import KINDS
 
-SCHEMA = json.loads(importlib.resources.files("model_cache").joinpath("manifest.schema.json").read_text())
+SCHEMA = json.loads(importlib.resources.files("model_cache.wheel").joinpath("manifest.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 

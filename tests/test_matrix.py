@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from build_factories import CONFIG
 from factories import make_wheel
-from hatch_model_cache import signing, targets
+from hatch_model_cache import targets
 from hatch_model_cache.matrix import builder, cells, display, emission, matrix_file, records
 from hatch_model_cache.matrix.cells import Cell, merged
 from hatch_model_cache.matrix.machine import weight
+from hatch_model_cache.packing import signing
 from model_cache import cli
 from model_cache.errors import CompileError, NotFoundError, UsageError
 

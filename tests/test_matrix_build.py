@@ -19,9 +19,9 @@ import pytest
 from build_factories import CONFIG
 from fakes import fake_engine
 from hatch_model_cache.matrix import ray_cluster
-from model_cache.archive import WheelPayload
 from model_cache.errors import ModelCacheError
-from model_cache.verify import verify
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.verify import verify
 from steady import command
 
 H100, A100 = "model-cache-m-h100-sxm5-80gb", "model-cache-m-a100-sxm4-80gb"

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hatch_model_cache import naming, targets
+from hatch_model_cache import targets
+from hatch_model_cache.recipe import naming
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from build_factories import CONFIG, make_artifacts
-from hatch_model_cache import scaffold, serve_line, targets, templating
-from hatch_model_cache.recipe import Recipe, options
-from hatch_model_cache.recipe_file import load_recipe, parse
+from hatch_model_cache import targets
+from hatch_model_cache.recipe import serve_line
+from hatch_model_cache.recipe.file import load_recipe, parse
+from hatch_model_cache.recipe.recipe import Recipe, options
+from hatch_model_cache.scaffold import scaffold, templating
 from model_cache import cli
 from model_cache.errors import UsageError
 
@@ -326,9 +328,11 @@ def test_the_wheel_of_this_project_carries_the_templates(tmp_path: Path) -> None
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        shipped = {name for name in archive.namelist() if name.startswith("hatch_model_cache/templates/")}
+        shipped = {name for name in archive.namelist() if name.startswith("hatch_model_cache/scaffold/templates/")}
     there = {path for path in templating.DIRECTORY.rglob("*") if path.is_file()}
-    assert shipped == {f"hatch_model_cache/templates/{path.relative_to(templating.DIRECTORY)}" for path in there}
+    assert shipped == {
+        f"hatch_model_cache/scaffold/templates/{path.relative_to(templating.DIRECTORY)}" for path in there
+    }
 
 
 def test_a_right_line_is_read_as_such() -> None:

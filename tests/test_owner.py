@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from factories import folder_in_memory
-from model_cache import owner
-from model_cache.root import Root
-from model_cache.verify import Deadline, DeadlineError
+from model_cache.store import owner
+from model_cache.store.root import Root
+from model_cache.wheel.verify import Deadline, DeadlineError
 
 
 @pytest.fixture

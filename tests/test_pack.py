@@ -12,14 +12,14 @@ import pytest
 
 import model_cache
 from build_factories import NAME, TABLE, blob, document, make_artifacts, make_project, member, write_artifacts
-from hatch_model_cache.artifacts import read
 from hatch_model_cache.compile.engines.vllm import expected_ranks
-from hatch_model_cache.leaks import Watch, secret_name
-from hatch_model_cache.pack import Packed, pack
-from hatch_model_cache.recipe import Recipe
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache.packing.artifacts import read
+from hatch_model_cache.packing.leaks import Watch, secret_name
+from hatch_model_cache.packing.pack import Packed, pack
+from hatch_model_cache.recipe.file import load_recipe
+from hatch_model_cache.recipe.recipe import Recipe
 from model_cache.errors import DamagedError
-from model_cache.manifest import parse
+from model_cache.wheel.manifest import parse
 
 NOTHING = Watch(())
 SOURCE = "files/h100-sxm5-80gb/backbone/rank_0_0/model"
@@ -80,7 +80,7 @@ def test_one_compile_under_two_names_is_one_blob(out: Path, recipe: Recipe) -> N
 
 
 def test_the_manifest_follows_the_published_schema(out: Path, recipe: Recipe) -> None:
-    schema = json.loads((Path(model_cache.__file__).parent / "manifest.schema.json").read_text())
+    schema = json.loads((Path(model_cache.__file__).parent / "wheel/manifest.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(json.loads(packed(out, recipe).manifest_bytes))
 
 

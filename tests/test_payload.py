@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from factories import CONTENTS, NAME, add_member, install, make_document, make_site, make_wheel, members, record, sha
-from model_cache.archive import WheelPayload
-from model_cache.discovery import find, scan
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
-from model_cache.lookup import open_payload
-from model_cache.names import data_package
-from model_cache.payload import InstalledPayload, entry_point
-from model_cache.verify import verify
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.discovery import find, scan
+from model_cache.wheel.lookup import open_payload
+from model_cache.wheel.names import data_package
+from model_cache.wheel.payload import InstalledPayload, entry_point
+from model_cache.wheel.verify import verify
 
 PACKAGE = data_package(NAME)
 INFO = f"{PACKAGE}-1.0.0.dist-info"

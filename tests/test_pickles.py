@@ -19,16 +19,17 @@ from hypothesis import strategies as st
 
 from build_factories import make_artifacts, make_project
 from factories import ENTRY_ONE, make_wheel, sha
-from hatch_model_cache.artifacts import read
-from hatch_model_cache.pack import pack
-from hatch_model_cache.recipe_file import load_recipe
-from model_cache import allowed_globals, cli, contents, pickles
-from model_cache.archive import WheelPayload
+from hatch_model_cache.packing.artifacts import read
+from hatch_model_cache.packing.pack import pack
+from hatch_model_cache.recipe.file import load_recipe
+from model_cache import cli
 from model_cache.errors import DamagedError, NotTrustedError
-from model_cache.keyring import Keyring
-from model_cache.pickles import CAREFUL, Global, Report, report
-from model_cache.trust import Trust
-from model_cache.verify import DeadlineError, read_manifest, verify
+from model_cache.origin.keyring import Keyring
+from model_cache.origin.trust import Trust
+from model_cache.wheel import allowed_globals, contents, pickles
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.pickles import CAREFUL, Global, Report, report
+from model_cache.wheel.verify import DeadlineError, read_manifest, verify
 
 VLLM = allowed_globals.rules("vllm")
 
@@ -266,7 +267,7 @@ TWICE = b"N" + b"2\x86" * 60
 )
 def test_tuples_of_tuples_cost_no_stack_and_no_time(data: bytes) -> None:
     """In a process of its own: what this is about ends the interpreter, or holds it where no timeout reaches it."""
-    code = "import sys; from model_cache.pickles import report; print(report(sys.stdin.buffer.read()).problems)"
+    code = "import sys; from model_cache.wheel.pickles import report; print(report(sys.stdin.buffer.read()).problems)"
     subprocess.run([sys.executable, "-c", code], input=data, check=True, timeout=20, capture_output=True)
 
 

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from hatch_model_cache import cli as build_cli
-from hatch_model_cache import templating
 from hatch_model_cache.matrix import cells, matrix_file
-from hatch_model_cache.recipe_file import load_recipe
-from hatch_model_cache.scaffold import PIPELINES
+from hatch_model_cache.recipe.file import load_recipe
+from hatch_model_cache.scaffold import templating
+from hatch_model_cache.scaffold.scaffold import PIPELINES
 from model_cache import cli
 
 ROOT = Path(__file__).resolve().parent.parent

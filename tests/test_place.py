@@ -24,12 +24,12 @@ from factories import (
     run,
     snapshot,
 )
-from model_cache import files, place
-from model_cache.deploy import Outcome
 from model_cache.errors import ModelCacheError, NotFoundError, UsageError
-from model_cache.place import UnsafePlaceError
-from model_cache.removal import remove
-from model_cache.root import Root
+from model_cache.store import files, place
+from model_cache.store.deploy import Outcome
+from model_cache.store.place import UnsafePlaceError
+from model_cache.store.removal import remove
+from model_cache.store.root import Root
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root: other owners, mounts")
 

@@ -30,11 +30,14 @@ from factories import (
     run,
     sha,
 )
-from model_cache import discovery, plugin, stamp, startup, state, verify
-from model_cache.names import data_package
-from model_cache.removal import remove
-from model_cache.root import Root
-from model_cache.verify import blob_path
+from model_cache import plugin
+from model_cache.engine import stamp, startup
+from model_cache.store import state
+from model_cache.store.removal import remove
+from model_cache.store.root import Root
+from model_cache.wheel import discovery, verify
+from model_cache.wheel.names import data_package
+from model_cache.wheel.verify import blob_path
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = data_package(NAME)
@@ -496,13 +499,16 @@ def test_the_fast_path_imports_nothing_heavy(site: Path, root: Path) -> None:
     imported = set(done.stdout.split())
     assert imported - {"__future__"} == {
         "model_cache",
-        "model_cache.discovery",
+        "model_cache.engine",
+        "model_cache.store",
+        "model_cache.wheel",
+        "model_cache.wheel.discovery",
         "model_cache.errors",
-        "model_cache.location",
-        "model_cache.names",
-        "model_cache.on_import",
+        "model_cache.store.location",
+        "model_cache.wheel.names",
+        "model_cache.engine.on_import",
         "model_cache.plugin",
-        "model_cache.stamp",
+        "model_cache.engine.stamp",
     }
 
 

@@ -28,13 +28,13 @@ from factories import (
     make_site,
     run,
 )
-from model_cache import files, kept, leftovers, staging, state
-from model_cache.deploy import HeldError, rollback
 from model_cache.errors import DamagedError, MismatchError, NotFoundError
-from model_cache.names import data_package
-from model_cache.removal import remove
-from model_cache.root import Root, swap_name
-from model_cache.state import State
+from model_cache.store import files, kept, leftovers, staging, state
+from model_cache.store.deploy import HeldError, rollback
+from model_cache.store.removal import remove
+from model_cache.store.root import Root, swap_name
+from model_cache.store.state import State
+from model_cache.wheel.names import data_package
 
 PACKAGE = data_package(NAME)
 ENTRY_THREE = f"torch_compile_cache/torch_aot_compile/{'3' * 64}"
@@ -268,7 +268,7 @@ def test_a_state_that_a_network_disk_shows_late_is_waited_for(
 def test_an_entry_that_a_network_disk_shows_late_stays_ours(
     sites: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from model_cache import plan
+    from model_cache.store import plan
 
     run(sites[0], root)
     real = plan.staging.compare

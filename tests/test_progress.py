@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hatch_model_cache import progress
+from hatch_model_cache.compiling import progress
 
 
 class Tty(io.StringIO):

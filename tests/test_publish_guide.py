@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hatch_model_cache.publish import notes
-from model_cache import catalogue
+from model_cache.wheel import catalogue
 from package_indexes import PASSWORD, USER, FileServer, devpi, environment, free_port, pypiserver, run, server
 from test_publishing import NAMES, SERVING, digest, dist, wheel_of  # noqa: F401 (dist is a fixture)
 

@@ -24,8 +24,8 @@ import pytest
 from build_factories import TABLE, make_artifacts, make_project
 from factories import A100, H100, make_wheel
 from hatch_model_cache.publish import shelf, site, variants
-from model_cache.names import data_package, normalize
-from model_cache.trust import Trust
+from model_cache.origin.trust import Trust
+from model_cache.wheel.names import data_package, normalize
 from package_indexes import PASSWORD, USER, FileServer, Index, devpi, environment, pypiserver, run
 
 pytestmark = pytest.mark.index

@@ -20,10 +20,10 @@ import pytest
 
 from build_factories import CONFIG
 from fakes import fake_engine, vllm_command
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache.recipe.file import load_recipe
 from model_cache import cli
-from model_cache.archive import WheelPayload
-from model_cache.verify import verify
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.verify import verify
 
 pytestmark = pytest.mark.fleet
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_model_cache.recipe_file import parse
-from hatch_model_cache.verdict import Answer
+from hatch_model_cache.checking.verdict import Answer
+from hatch_model_cache.recipe.file import parse
 from model_cache import cli, errors
 
 ROOT = Path(__file__).resolve().parent.parent

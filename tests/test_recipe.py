@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from build_factories import MODEL, NAME, TABLE, make_project, pyproject
-from hatch_model_cache.recipe import WHERE, options, options_table
-from hatch_model_cache.recipe_file import load_recipe, parse
+from hatch_model_cache.recipe.file import load_recipe, parse
+from hatch_model_cache.recipe.recipe import WHERE, options, options_table
 from model_cache.errors import UsageError
 
 

@@ -15,7 +15,7 @@ from build_factories import CONFIG
 from fakes import fake_engine
 from hatch_model_cache.commands import new
 from hatch_model_cache.matrix import matrix_file
-from hatch_model_cache.scaffold import PIPELINES
+from hatch_model_cache.scaffold.scaffold import PIPELINES
 from model_cache.console import Parser
 
 GUIDES = Path(__file__).resolve().parent.parent / "docs" / "guides"

@@ -29,14 +29,15 @@ from factories import (
     make_site,
     run,
 )
-from model_cache import deploy, startup, state, switch
 from model_cache.cli import main
-from model_cache.discovery import find
-from model_cache.host import Gpus, Hardware
-from model_cache.names import data_package
-from model_cache.removal import remove
-from model_cache.root import Root
-from model_cache.state import State
+from model_cache.engine import startup
+from model_cache.machine.host import Gpus, Hardware
+from model_cache.store import deploy, state, switch
+from model_cache.store.removal import remove
+from model_cache.store.root import Root
+from model_cache.store.state import State
+from model_cache.wheel.discovery import find
+from model_cache.wheel.names import data_package
 from test_deploy import STEPS, end_this_process_at_call, leftovers
 
 ENTRY_THREE = ENTRY_ONE[:-64] + "3" * 64

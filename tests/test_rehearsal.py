@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hatch_model_cache import cli
-from hatch_model_cache.rehearsal import Report, rehearse
+from hatch_model_cache.compiling.rehearsal import Report, rehearse
 from model_cache.errors import CompileError, UsageError
 
 TARGET = "h100-sxm5-80gb"

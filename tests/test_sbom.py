@@ -15,12 +15,12 @@ import pytest
 
 from build_factories import TABLE, make_artifacts, make_project
 from factories import DELETE, H100, make_document
-from hatch_model_cache import sbom
-from hatch_model_cache.recipe_file import load_recipe
-from hatch_model_cache.source import source_of
+from hatch_model_cache.packing import sbom
+from hatch_model_cache.recipe.file import load_recipe
+from hatch_model_cache.recipe.source import source_of
 from model_cache import cli
 from model_cache.errors import DamagedError
-from model_cache.manifest import Source, from_dict
+from model_cache.wheel.manifest import Source, from_dict
 
 
 def bom(**changes: Any) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from factories import (
 )
 from model_cache import __version__, cli
 from model_cache.cli import main
-from model_cache.names import data_package
-from model_cache.verify import blob_path
+from model_cache.wheel.names import data_package
+from model_cache.wheel.verify import blob_path
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = data_package(NAME)
@@ -507,7 +507,7 @@ def test_a_path_that_cannot_be_looked_at(
 ) -> None:
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hatch_model_cache.signing.load_key", lambda _: None)
+    monkeypatch.setattr("hatch_model_cache.packing.signing.load_key", lambda _: None)
     done = run(*words.format(name).split())
     assert (done.code, done.out) == (1, "")
     assert len(done.err.splitlines()) == 1
@@ -581,7 +581,7 @@ def test_progress_is_shown_on_a_terminal_only(site: Path, root: Path, assumed: N
 
 
 def test_an_interrupt_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from model_cache import commands
+    from model_cache.commands import wheels as commands
 
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt

@@ -21,16 +21,17 @@ from hypothesis import strategies as st
 from build_factories import make_artifacts, make_project
 from factories import ENTRY_ONE, ENTRY_TWO, NAME, install, make_wheel
 from fuzz_signature import KEY, PUBLIC, fuzz_signature
-from hatch_model_cache import signing
-from hatch_model_cache.signing import generate, load_key, sign_wheel
-from model_cache import cli, ed25519, signature
-from model_cache.archive import WheelPayload
-from model_cache.ed25519 import PrivateKey, key_id
+from hatch_model_cache.packing import signing
+from hatch_model_cache.packing.signing import generate, load_key, sign_wheel
+from model_cache import cli
 from model_cache.errors import DamagedError, ModelCacheError, NotTrustedError, UsageError
-from model_cache.names import data_package
-from model_cache.signature import Signature, parse, to_bytes
-from model_cache.trust import Trust
-from model_cache.verify import verify
+from model_cache.origin import ed25519, signature
+from model_cache.origin.ed25519 import PrivateKey, key_id
+from model_cache.origin.signature import Signature, parse, to_bytes
+from model_cache.origin.trust import Trust
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.names import data_package
+from model_cache.wheel.verify import verify
 
 CONTENTS = {
     ENTRY_ONE: {"rank_0_0/model": pickle.dumps([b"first"])},
@@ -363,7 +364,7 @@ def test_the_fuzzer_reaches_the_check_of_the_signature(monkeypatch: pytest.Monke
     assert key_id(PUBLIC) == KEY
     fuzz_signature(OURS)
     monkeypatch.setattr(ed25519, "is_valid", lambda *_: True)
-    monkeypatch.setattr("model_cache.trust._check_dist_info", lambda *_: None)
+    monkeypatch.setattr("model_cache.origin.trust._check_dist_info", lambda *_: None)
     with pytest.raises(AssertionError):
         fuzz_signature(OURS)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from factories import make_host, make_site, run
-from model_cache import lookups
-from model_cache.lookups import LookUp
-from model_cache.root import Root
+from model_cache.engine import lookups
+from model_cache.engine.lookups import LookUp
+from model_cache.store.root import Root
 
 COMMAND = [sys.executable, "-m", "model_cache", "status", "--watch"]
 MISS = LookUp(1.0, 1, "backbone", "0_0", "cd" * 32, False, 0, 0.1, "", reason="no installed wheel is for this model")

@@ -19,8 +19,8 @@ import pytest
 from hatch_model_cache import probe, targets
 from hatch_model_cache.commands import targets as targets_commands
 from hatch_model_cache.targets import CpuTarget, Target, TargetFileError, UnknownTarget
-from model_cache import cpu, host
 from model_cache.errors import NotFoundError, UsageError
+from model_cache.machine import cpu, host
 
 NAMES = [
     "a10", "a100-pcie-80gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "a10g", "b200", "gh200", "h100-nvl",

@@ -16,12 +16,13 @@ from build_factories import make_project
 from factories import make_wheel
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import torch_compile
-from hatch_model_cache.recipe import WHERE, Recipe
-from hatch_model_cache.recipe_file import parse
-from hatch_model_cache.scaffold import Project
-from model_cache import allowed_globals, mega, mends
+from hatch_model_cache.recipe.file import parse
+from hatch_model_cache.recipe.recipe import WHERE, Recipe
+from hatch_model_cache.scaffold.scaffold import Project
+from model_cache.engine import mega, mends
 from model_cache.errors import MismatchError, UsageError
-from model_cache.manifest import File
+from model_cache.wheel import allowed_globals
+from model_cache.wheel.manifest import File
 
 TABLE = {
     "engine": "torch==2.13.0",

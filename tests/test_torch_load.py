@@ -12,12 +12,13 @@ import pytest
 
 import model_cache.torch
 from factories import make_cpu, make_cpu_document, make_cpu_host, members, record, write_zip
-from model_cache import deploy, mega, mends
+from model_cache.engine import mega, mends
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotTrustedError, UsageError
-from model_cache.host import Host
-from model_cache.names import data_package
-from model_cache.payload import Payload
-from model_cache.place import UnsafePlaceError
+from model_cache.machine.host import Host
+from model_cache.store import deploy
+from model_cache.store.place import UnsafePlaceError
+from model_cache.wheel.names import data_package
+from model_cache.wheel.payload import Payload
 from test_torch import GOOD, mega_bytes
 
 NAME = "model-cache-block-x86-64-avx512"
@@ -187,7 +188,7 @@ def test_a_cache_directory_that_others_can_change_is_refused(torch: FakeTorch, t
 
 
 def test_such_a_wheel_goes_into_no_cache_root(tmp_path: Path) -> None:
-    from model_cache.archive import WheelPayload
+    from model_cache.wheel.archive import WheelPayload
 
     payload: Payload = WheelPayload(wheel(tmp_path / "dist"))
     with payload, pytest.raises(UsageError, match=r"loads it with `model_cache\.torch\.load`"):

@@ -23,17 +23,20 @@ from factories import (
     make_wheel,
     run,
 )
-from hatch_model_cache.signing import generate, load_key, sign_wheel
-from model_cache import cli, keyring, manifest, startup, trust
-from model_cache.archive import WheelPayload
-from model_cache.discovery import find
+from hatch_model_cache.packing.signing import generate, load_key, sign_wheel
+from model_cache import cli
+from model_cache.engine import startup
+from model_cache.engine.stamp import identity, manifest_lines
 from model_cache.errors import DamagedError, NotTrustedError, UsageError
-from model_cache.keyring import Keyring, load, load_files
-from model_cache.names import data_package
-from model_cache.signature import parse, to_bytes
-from model_cache.stamp import identity, manifest_lines
-from model_cache.trust import Origin, Trust
-from model_cache.verify import read_manifest, verify
+from model_cache.origin import keyring, trust
+from model_cache.origin.keyring import Keyring, load, load_files
+from model_cache.origin.signature import parse, to_bytes
+from model_cache.origin.trust import Origin, Trust
+from model_cache.wheel import manifest
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.discovery import find
+from model_cache.wheel.names import data_package
+from model_cache.wheel.verify import read_manifest, verify
 
 PACKAGE = data_package(NAME)
 PICKLED = {ENTRY_ONE: {"rank_0_0/model": pickle.dumps([b"the model"])}}
@@ -561,7 +564,7 @@ def test_deploy_tells_the_origin(
     trusted_by(tmp_path, public)
     site = install(signed(wheel, private), tmp_path / "site")
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.setattr("model_cache.host.read_host", lambda *_: make_host())
+    monkeypatch.setattr("model_cache.machine.host.read_host", lambda *_: make_host())
     assert cli.main(["deploy", "--root", str(tmp_path / "root"), "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)["wheels"]
     assert row["origin"]["status"] == "trusted"

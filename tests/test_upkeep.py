@@ -26,8 +26,9 @@ from factories import (
     make_engine,
     make_site,
 )
-from model_cache import plugin, startup
+from model_cache import plugin
 from model_cache.cli import main
+from model_cache.engine import startup
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 HERE = {"engine.python": PYTHON, "engine.platform": f"linux_{os.uname().machine}"}
@@ -210,7 +211,7 @@ def test_a_state_of_another_name_is_damaged(environment: Environment, root: Path
 
 
 def test_gc_deletes_what_killed_deploys_have_left(environment: Environment, root: Path, run: Any) -> None:
-    from model_cache.root import temporary_name
+    from model_cache.store.root import temporary_name
 
     environment.install("1.0.0", CONTENTS)
     run("deploy")
@@ -322,8 +323,8 @@ def test_a_disk_that_does_not_answer_does_not_hang_the_engine(
 def test_a_start_leaves_a_reserve_on_the_disk(
     environment: Environment, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from model_cache import files
-    from model_cache.root import Root
+    from model_cache.store import files
+    from model_cache.store.root import Root
 
     environment.install("1.0.0", CONTENTS)
     monkeypatch.setattr(Root, "free_bytes", lambda self: files.RESERVE_BYTES + 8000)

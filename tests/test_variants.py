@@ -12,15 +12,15 @@ import pytest
 
 from build_factories import make_artifacts, make_project
 from factories import A100, ENTRY_TWO, H100, NAME, install, make_host, make_wheel, run, sha
+from hatch_model_cache.packing.signing import generate, load_key, sign_wheel
 from hatch_model_cache.publish import shelf, site, variants
-from hatch_model_cache.signing import generate, load_key, sign_wheel
-from model_cache import catalogue
-from model_cache.archive import WheelPayload
 from model_cache.cli import main
 from model_cache.errors import DamagedError, MismatchError
-from model_cache.keyring import Keyring
-from model_cache.trust import Trust
-from model_cache.verify import Verified, verify
+from model_cache.origin.keyring import Keyring
+from model_cache.origin.trust import Trust
+from model_cache.wheel import catalogue
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.verify import Verified, verify
 from test_hook import built
 
 SHORT = "model-cache-synthetic-1b"

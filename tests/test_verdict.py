@@ -8,11 +8,11 @@ import json
 import pytest
 
 from factories import A100, AVX512, H100, MODEL, make_compiler, make_cpu, make_cpu_document
-from hatch_model_cache.changes import CommandLine
+from hatch_model_cache.checking.changes import CommandLine
+from hatch_model_cache.checking.verdict import Answer, Observation, Verdict, judge
 from hatch_model_cache.compile.engines import vllm_rules
 from hatch_model_cache.compile.engines.vllm_rules import RULES, rules
-from hatch_model_cache.verdict import Answer, Observation, Verdict, judge
-from model_cache.manifest import from_dict
+from model_cache.wheel.manifest import from_dict
 from verdicts import FACTORS, HOST, KEYS, OTHER_KEY, UNKEYED, look_up, missed, observation, verdict, wheel
 
 

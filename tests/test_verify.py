@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from factories import CONTENTS, DELETE, NAME, install, make_document, make_site, make_wheel, sha
-from model_cache.archive import WheelPayload
-from model_cache.discovery import find
 from model_cache.errors import DamagedError
-from model_cache.names import data_package
-from model_cache.payload import InstalledPayload
-from model_cache.verify import Deadline, DeadlineError, Verified, blob_path, read_manifest, verify
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.discovery import find
+from model_cache.wheel.names import data_package
+from model_cache.wheel.payload import InstalledPayload
+from model_cache.wheel.verify import Deadline, DeadlineError, Verified, blob_path, read_manifest, verify
 
 PACKAGE = data_package(NAME)
 INFO = f"{PACKAGE}-1.0.0.dist-info"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from build_factories import TABLE, make_artifacts, make_project
-from hatch_model_cache.recipe_file import load_recipe
-from hatch_model_cache.signing import generate
-from hatch_model_cache.wheel_size import parse_size
+from hatch_model_cache.packing.signing import generate
+from hatch_model_cache.packing.wheel_size import parse_size
+from hatch_model_cache.recipe.file import load_recipe
 from model_cache.errors import UsageError
 from test_hook import built, refused
 

@@ -26,11 +26,14 @@ from factories import (
     make_wheel,
     run,
 )
-from hatch_model_cache.signing import generate, load_key, sign_wheel
-from model_cache import ed25519, keyring, plugin, startup, state
+from hatch_model_cache.packing.signing import generate, load_key, sign_wheel
+from model_cache import plugin
 from model_cache.cli import main
-from model_cache.root import Root
-from model_cache.state import State
+from model_cache.engine import startup
+from model_cache.origin import ed25519, keyring
+from model_cache.store import state
+from model_cache.store.root import Root
+from model_cache.store.state import State
 from test_deploy import STEPS, end_this_process_at_call, leftovers
 from test_recovery import killed
 from test_trust import BEFORE, LATER
@@ -188,7 +191,7 @@ def test_what_cannot_be_asked_and_what_is_only_late_takes_nothing_away(fleet: Fl
     fleet.install(key=fleet.private, **({"expires": LATER} if what == "the signature expired" else {}))
     fleet.start()
     if what == "the signature expired":
-        fleet.monkeypatch.setattr("model_cache.trust.time.time", lambda: 4e10)
+        fleet.monkeypatch.setattr("model_cache.origin.trust.time.time", lambda: 4e10)
     if what == "the key expired":
         key = fleet.trusted / fleet.public.name
         key.write_text(f"# expires: {BEFORE}\n{key.read_text()}")
@@ -252,7 +255,7 @@ def test_what_cannot_be_kept_is_taken_away_all_the_same(fleet: Fleet) -> None:
     fleet.install(key=fleet.private)
     fleet.start()
     fleet.revoke(fleet.key)
-    fleet.monkeypatch.setattr("model_cache.kept.keep", lambda *_: False)
+    fleet.monkeypatch.setattr("model_cache.store.kept.keep", lambda *_: False)
     assert fleet.start()[-1].endswith("what was deployed could not be kept")
     assert files_of(fleet.root) == {}
 

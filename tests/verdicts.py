@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from factories import CONTENTS, H100, MODEL, make_document, sha
-from hatch_model_cache.changes import CommandLine
+from hatch_model_cache.checking.changes import CommandLine
+from hatch_model_cache.checking.verdict import Observation, Verdict, judge
 from hatch_model_cache.compile.engines.vllm_rules import RULES
-from hatch_model_cache.verdict import Observation, Verdict, judge
-from model_cache.manifest import Manifest, from_dict
+from model_cache.wheel.manifest import Manifest, from_dict
 
 KEYS = [directory.rpartition("/")[2] for directory in CONTENTS]
 """Of the wheel's two entries; the first is for MODEL."""

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+from hatch_model_cache.packing import sbom
+from hatch_model_cache.packing.artifacts import FILE_NAME, Artifacts, read
+from hatch_model_cache.packing.pack import Packed, pack
+from hatch_model_cache.packing.wheel_check import check_wheel
+from hatch_model_cache.packing.wheel_size import check_size, parse_size
+from hatch_model_cache.recipe import naming
+from hatch_model_cache.recipe.file import build_table, check_name, parse
+from hatch_model_cache.recipe.recipe import HOOK, WEIGHT_SUFFIXES, Recipe, config_files
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
-from model_cache.names import normalize, printable
-
-from . import naming, sbom
-from .artifacts import FILE_NAME, Artifacts, read
-from .pack import Packed, pack
-from .recipe import HOOK, WEIGHT_SUFFIXES, Recipe, config_files
-from .recipe_file import build_table, check_name, parse
-from .wheel_check import check_wheel
-from .wheel_size import check_size, parse_size
+from model_cache.wheel.names import normalize, printable
 
 if TYPE_CHECKING:
-    from model_cache.ed25519 import PrivateKey
+    from model_cache.origin.ed25519 import PrivateKey
 
 ARTIFACTS_VARIABLE = "MODEL_CACHE_ARTIFACTS"
 """Environment variable with the absolute path of an artifact directory."""
@@ -81,7 +81,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         self._clean_staging()
 
     def _sign(self, wheel: Path, key: PrivateKey) -> None:
-        from .signing import sign_wheel, time_of_build
+        from hatch_model_cache.packing.signing import sign_wheel, time_of_build
 
         try:
             sign_wheel(wheel, key, created=time_of_build())
@@ -164,8 +164,8 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         elif beside.is_dir():
             artifacts = read(beside)
         else:
-            from .compiler import compile_recipe
-            from .progress import shown
+            from hatch_model_cache.compiling.compiler import compile_recipe
+            from hatch_model_cache.compiling.progress import shown
 
             out = staging / ARTIFACTS_DIRECTORY
             with shown(quiet=self.app.verbosity < 0) as progress:
@@ -208,7 +208,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
 
 def _signing_key() -> PrivateKey | None:
     """The key that MODEL_CACHE_SIGNING_KEY names; None when it is not set. Raises UsageError, NotTrustedError."""
-    from .signing import KEY_VARIABLE, load_key
+    from hatch_model_cache.packing.signing import KEY_VARIABLE, load_key
 
     path = os.environ.get(KEY_VARIABLE)
     if not path:

@@ -13,8 +13,8 @@ from hatch_model_cache.targets import DATA_FIELDS, AnyTarget, CpuTarget, Target,
 from model_cache.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from model_cache.cpu import Cpu
-    from model_cache.host import Gpu
+    from model_cache.machine.cpu import Cpu
+    from model_cache.machine.host import Gpu
 
 __all__ = ["cpu_target", "differences", "name_for", "probe_host", "shipped_like", "to_toml"]
 
@@ -22,13 +22,13 @@ __all__ = ["cpu_target", "differences", "name_for", "probe_host", "shipped_like"
 def probe_host() -> list[Target]:
     """Return this host's GPUs in the driver's order, one Target for each.
 
-    The driver is asked in a subprocess (``model_cache.host``), so this process gets no CUDA context.
+    The driver is asked in a subprocess (``model_cache.machine.host``), so this process gets no CUDA context.
 
     Raises:
         NotFoundError: this host has no visible GPU, or no driver that answers.
         TargetFileError: the driver's answer is no possible target.
     """
-    from model_cache import host
+    from model_cache.machine import host
 
     found = host.probe_gpus()
     if not found.gpus:
@@ -46,7 +46,7 @@ def cpu_target(environment: Mapping[str, str] = os.environ, here: Cpu | None = N
         environment: what the engine will be started with; ``ATEN_CPU_CAPABILITY`` in it counts.
         here: the CPU; this one by default.
     """
-    from model_cache import cpu
+    from model_cache.machine import cpu
 
     here = cpu.read(environment) if here is None else here
     found = (here.machine, here.vec_isa, here.capability)

@@ -48,13 +48,13 @@ BUILD_COMMANDS = {
 """Commands of the build side, which is imported only when one of them is called."""
 
 _MODULES = {
-    "collect": "collect_command",
-    "deploy": "deploy_commands",
+    "collect": "collect",
+    "deploy": "deploy",
     "gc": "upkeep",
-    "rollback": "deploy_commands",
-    "status": "status_commands",
+    "rollback": "deploy",
+    "status": "status",
 }
-"""Where a command's function is, when it is not in `commands`."""
+"""Where a command's function is, when it is not in `wheels`."""
 
 _NAMES = "names of installed wheels, in any spelling that pip accepts"
 
@@ -75,14 +75,14 @@ def _command(arguments: list[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     import importlib
 
-    module = _MODULES.get(options.command, "commands")
-    result = getattr(importlib.import_module(f"model_cache.{module}"), f"run_{options.command}")(options)
+    module = _MODULES.get(options.command, "wheels")
+    result = getattr(importlib.import_module(f"model_cache.commands.{module}"), f"run_{options.command}")(options)
     error: ModelCacheError | None = result.error
     if options.json:
         data = {**result.data, "error": error.as_dict()} if error else result.data
         sys.stdout.write(json.dumps(data, indent=1) + "\n")
     else:
-        from model_cache.names import printable
+        from model_cache.wheel.names import printable
 
         # Whatever a wheel, a state or a directory says may be in there.
         sys.stdout.writelines(f"{printable(line)}\n" for line in result.lines)

@@ -65,7 +65,7 @@ def print_error(error: ModelCacheError, *, as_json: bool) -> None:
         with suppress(OSError):  # `run` says so at its end
             sys.stdout.write(json.dumps({"error": error.as_dict()}, indent=1) + "\n")
         return
-    from model_cache.names import printable
+    from model_cache.wheel.names import printable
 
     # What a wheel says may be quoted in there. Line ends of a message are ours, those of a problem are not.
     lines = [*error.message.split("\n"), *(f"  - {problem}" for problem in error.problems)]

@@ -39,19 +39,19 @@ def turned_off(environ: Mapping[str, str]) -> bool:
 
 
 def _run() -> None:
-    from model_cache import discovery
+    from model_cache.wheel import discovery
 
     scan = discovery.scan(also=(*discovery.ENGINES, "torch", "triton"))
     root = _root(installed=bool(scan.wheels))
     if root is None:
         return
-    from model_cache import stamp
+    from model_cache.engine import stamp
 
     identity = stamp.identity(scan.others)
     _watch(root)
     messages = stamp.read(root, identity, scan.wheels)
     if messages is None:
-        from model_cache import startup
+        from model_cache.engine import startup
 
         startup.deploy_installed(scan.wheels, root, identity, _say)
     elif _is_main_process():
@@ -61,9 +61,9 @@ def _run() -> None:
 
 def _root(*, installed: bool) -> str | None:
     """The cache root; None when nothing is to be done there: no wheel is installed, and nothing was deployed."""
-    from model_cache import location
     from model_cache.errors import UsageError
-    from model_cache.names import RESERVED
+    from model_cache.store import location
+    from model_cache.wheel.names import RESERVED
 
     try:
         root = location.cache_root()
@@ -84,7 +84,7 @@ def _holds_states(directory: str) -> bool:
 def _watch(root: str) -> None:
     """Record the engine's look-ups; the deploy must not depend on it."""
     try:
-        from model_cache import on_import
+        from model_cache.engine import on_import
 
         on_import.call(lambda module: _record(module, root))
     except Exception as error:
@@ -92,7 +92,7 @@ def _watch(root: str) -> None:
 
 
 def _record(module: ModuleType, root: str) -> None:
-    from model_cache import mends, watch
+    from model_cache.engine import mends, watch
 
     mends.wrap(module, root, _say)  # first, so that what is recorded is what came of it
     watch.wrap(module, root, _say)
@@ -117,7 +117,7 @@ def _say(message: str, *, alarm: bool = False) -> None:
 def _write(message: str, *, alarm: bool) -> None:
     import logging
 
-    from model_cache.names import printable
+    from model_cache.wheel.names import printable
 
     logger = logging.getLogger(LOGGER)
     if logger.hasHandlers():

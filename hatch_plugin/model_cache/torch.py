@@ -21,13 +21,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from model_cache import files, fit, mega, mends, place
+from model_cache.engine import mega, mends
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError
-from model_cache.host import read_host
-from model_cache.lookup import open_payload
-from model_cache.manifest import Entry, File, Manifest
-from model_cache.payload import Payload
-from model_cache.verify import blob_path, verify
+from model_cache.machine import fit
+from model_cache.machine.host import read_host
+from model_cache.store import files, place
+from model_cache.wheel.lookup import open_payload
+from model_cache.wheel.manifest import Entry, File, Manifest
+from model_cache.wheel.payload import Payload
+from model_cache.wheel.verify import blob_path, verify
 
 __all__ = ["Loaded", "Use", "load"]
 
@@ -57,7 +59,7 @@ class Loaded:
         origin: who has signed it, in words.
         parts: how many parts torch was given, by torch's name for their kind: ``{"aot_autograd": 1, "inductor": 1}``.
         kernels: how many shared objects were put into torch's cache directory (a CPU's kernels).
-        mended: what was changed in torch so that it finds them, in words (`model_cache.mends`).
+        mended: what was changed in torch so that it finds them, in words (`model_cache.engine.mends`).
     """
 
     name: str

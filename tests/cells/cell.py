@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.hosts import Host, compile_recipe, pack, write_recipe
-from model_cache.archive import WheelPayload
 from model_cache.errors import CompileError, ModelCacheError
-from model_cache.verify import read_manifest
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.verify import read_manifest
 
 from .rows import Row
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hatch_model_cache.rehearsal import Report, rehearse
+from hatch_model_cache.compiling.rehearsal import Report, rehearse
 
 SERVE_ARGS = ("--max-model-len", "512", "--max-num-batched-tokens", "8192", "--max-num-seqs", "1024")
 
@@ -94,8 +94,8 @@ def write_recipe(
     drafts: Mapping[str, Path] | None = None,
 ) -> Path:
     """A recipe project for `model_dir`, and the directories of `drafts`, under `project`."""
-    from hatch_model_cache import naming
     from hatch_model_cache import targets as known
+    from hatch_model_cache.recipe import naming
 
     loaded = [known.load(name) for name in targets]
     hardware = naming.hardware_name(loaded) or "several"

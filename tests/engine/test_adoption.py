@@ -19,7 +19,7 @@ import pytest
 
 from engine.hosts import SERVE_ARGS, Host, compile_recipe, pack, write_recipe
 from factories import install
-from hatch_model_cache.rehearsal import Report
+from hatch_model_cache.compiling.rehearsal import Report
 
 pytestmark = pytest.mark.engine
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.cpu_hosts import MODEL, CpuHost, make_host, write_weights
 from engine.cpu_lines import Line, ask
-from model_cache.lookups import CACHE
+from model_cache.engine.lookups import CACHE
 
 pytestmark = pytest.mark.engine
 

@@ -19,15 +19,16 @@ import pytest
 
 from engine.hosts import SERVE_ARGS, Host, compile_recipe, pack, write_recipe
 from factories import make_host
-from hatch_model_cache import check, targets
+from hatch_model_cache import targets
+from hatch_model_cache.checking import check
+from hatch_model_cache.checking.verdict import Answer, judge
 from hatch_model_cache.compile import engines
-from hatch_model_cache.progress import Silent
-from hatch_model_cache.rehearsal import Report
-from hatch_model_cache.verdict import Answer, judge
-from model_cache.archive import WheelPayload
-from model_cache.deploy import deploy
-from model_cache.manifest import Manifest
-from model_cache.verify import read_manifest
+from hatch_model_cache.compiling.progress import Silent
+from hatch_model_cache.compiling.rehearsal import Report
+from model_cache.store.deploy import deploy
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.manifest import Manifest
+from model_cache.wheel.verify import read_manifest
 
 pytestmark = pytest.mark.engine
 

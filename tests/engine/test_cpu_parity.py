@@ -123,7 +123,7 @@ def test_no_path_of_the_builder_is_in_the_wheel(
 
 def test_the_manifest_says_what_the_machine_was(manifest: dict[str, Any]) -> None:
     from hatch_model_cache.probe import cpu_target
-    from model_cache import cpu
+    from model_cache.machine import cpu
 
     here, target = cpu.read(), cpu_target()
     assert target is not None

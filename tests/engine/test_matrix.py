@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from model_cache.archive import WheelPayload
-from model_cache.verify import verify
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.verify import verify
 from steady import command
 
 pytestmark = pytest.mark.engine

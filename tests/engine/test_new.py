@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hatch_model_cache import check, serve_line, targets
-from hatch_model_cache.progress import Silent
-from hatch_model_cache.recipe import Recipe
+from hatch_model_cache import targets
+from hatch_model_cache.checking import check
+from hatch_model_cache.compiling.progress import Silent
+from hatch_model_cache.recipe import serve_line
+from hatch_model_cache.recipe.recipe import Recipe
 
 pytestmark = pytest.mark.engine
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache.recipe.file import load_recipe
 from model_cache import cli
 from package_indexes import PASSWORD, USER, pypiserver
 

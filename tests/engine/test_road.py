@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from engine.hosts import Host, compile_recipe, pack, write_recipe
-from model_cache.manifest import parse
+from model_cache.wheel.manifest import parse
 
 pytestmark = pytest.mark.engine
 

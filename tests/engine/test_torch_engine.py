@@ -13,7 +13,7 @@ import pytest
 
 from engine import cpu_hosts
 from engine.hosts import compile_recipe, pack
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache.recipe.file import load_recipe
 
 pytestmark = pytest.mark.engine
 

@@ -30,11 +30,13 @@ import mutate  # noqa: E402
 
 from factories import CONTENTS, ENTRY_ONE, make_document, make_host, make_wheel, wheel_name  # noqa: E402
 from fuzz_signature import KEY, fuzz_signature  # noqa: E402
-from model_cache import catalogue, deploy, ed25519, manifest, signature, trust  # noqa: E402
-from model_cache.archive import WheelPayload  # noqa: E402
-from model_cache.contents import look  # noqa: E402
 from model_cache.errors import ModelCacheError  # noqa: E402
-from model_cache.verify import verify  # noqa: E402
+from model_cache.origin import ed25519, signature, trust  # noqa: E402
+from model_cache.store import deploy  # noqa: E402
+from model_cache.wheel import catalogue, manifest  # noqa: E402
+from model_cache.wheel.archive import WheelPayload  # noqa: E402
+from model_cache.wheel.contents import look  # noqa: E402
+from model_cache.wheel.verify import verify  # noqa: E402
 from test_catalogue import FULL  # noqa: E402
 
 WARM_UP = 60

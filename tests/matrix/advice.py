@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
-from hatch_model_cache.changes import AND
+from hatch_model_cache.checking.changes import AND
 
 from .configurations import H100, Configuration
 

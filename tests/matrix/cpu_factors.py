@@ -27,18 +27,18 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from engine.cpu_hosts import ENGINE, MODEL, SERVE_ARGS, CpuHost, compile_wheel, make_host, write_weights  # noqa: E402
 from engine.cpu_lines import Line, ask, environment  # noqa: E402
-from hatch_model_cache.changes import CommandLine  # noqa: E402
+from hatch_model_cache.checking.changes import CommandLine  # noqa: E402
+from hatch_model_cache.checking.verdict import Observation, judge  # noqa: E402
 from hatch_model_cache.commands.check import target_record  # noqa: E402
 from hatch_model_cache.compile import engines  # noqa: E402
-from hatch_model_cache.verdict import Observation, judge  # noqa: E402
 from matrix import table  # noqa: E402
 from matrix.configurations import Configuration  # noqa: E402
 from matrix.cpu_configurations import OTHER, everything  # noqa: E402
 from matrix.row import Row  # noqa: E402
-from model_cache import cpu  # noqa: E402
-from model_cache.archive import WheelPayload  # noqa: E402
-from model_cache.manifest import Manifest  # noqa: E402
-from model_cache.verify import read_manifest  # noqa: E402
+from model_cache.machine import cpu  # noqa: E402
+from model_cache.wheel.archive import WheelPayload  # noqa: E402
+from model_cache.wheel.manifest import Manifest  # noqa: E402
+from model_cache.wheel.verify import read_manifest  # noqa: E402
 
 PLACE = ROOT / ".matrix" / "cpu"
 CONFIG = ROOT / "tests/data/models/llama-tiny"

@@ -27,18 +27,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests")]
 
-from hatch_model_cache import artifacts, compiler, rehearsal, targets  # noqa: E402
-from hatch_model_cache.changes import CommandLine  # noqa: E402
+from hatch_model_cache import targets  # noqa: E402
+from hatch_model_cache.checking.changes import CommandLine  # noqa: E402
+from hatch_model_cache.checking.verdict import Observation, judge  # noqa: E402
 from hatch_model_cache.compile import engines  # noqa: E402
-from hatch_model_cache.pack import pack  # noqa: E402
-from hatch_model_cache.recipe_file import parse  # noqa: E402
-from hatch_model_cache.verdict import Observation, judge  # noqa: E402
+from hatch_model_cache.compiling import compiler, rehearsal  # noqa: E402
+from hatch_model_cache.packing import artifacts  # noqa: E402
+from hatch_model_cache.packing.pack import pack  # noqa: E402
+from hatch_model_cache.recipe.file import parse  # noqa: E402
 from matrix import advice, table  # noqa: E402
 from matrix.configurations import BASE, BASE_FLAGS, H100, HUB_ID, MODEL, Configuration, everything  # noqa: E402
 from matrix.row import Row  # noqa: E402
 from matrix.server import Server, serving  # noqa: E402
-from model_cache.lookups import CACHE  # noqa: E402
-from model_cache.manifest import Manifest, Serve  # noqa: E402
+from model_cache.engine.lookups import CACHE  # noqa: E402
+from model_cache.wheel.manifest import Manifest, Serve  # noqa: E402
 
 PLACE = ROOT / ".matrix"
 PYTHON = Path(os.environ.get("MODEL_CACHE_TEST_ENGINE") or ROOT / ".engines" / "vllm-0.33.0" / "bin" / "python")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hatch_model_cache.verdict import Answer, Observation, Reason, Verdict
+from hatch_model_cache.checking.verdict import Answer, Observation, Reason, Verdict
 
 from .configurations import Configuration
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from world import VERSIONS, Failed, World, in_child, start
 
 from factories import make_site, run, snapshot
-from model_cache import files
 from model_cache.errors import ModelCacheError
-from model_cache.root import Root
+from model_cache.store import files
+from model_cache.store.root import Root
 
 
 class Skipped(Exception):  # noqa: N818

@@ -15,14 +15,15 @@ HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[2] / "hatch_plugin")]
 
 from factories import CONTENTS, ENTRY_ONE, ENTRY_TWO, NAME, Contents, make_host, make_site  # noqa: E402
-from model_cache import deploy, kept, startup, state  # noqa: E402
-from model_cache.discovery import find  # noqa: E402
+from model_cache.engine import startup  # noqa: E402
 from model_cache.errors import ModelCacheError, NotFoundError  # noqa: E402
-from model_cache.payload import InstalledPayload  # noqa: E402
-from model_cache.plan import Outcome  # noqa: E402
-from model_cache.removal import remove  # noqa: E402
-from model_cache.root import Root  # noqa: E402
-from model_cache.state import State  # noqa: E402
+from model_cache.store import deploy, kept, state  # noqa: E402
+from model_cache.store.plan import Outcome  # noqa: E402
+from model_cache.store.removal import remove  # noqa: E402
+from model_cache.store.root import Root  # noqa: E402
+from model_cache.store.state import State  # noqa: E402
+from model_cache.wheel.discovery import find  # noqa: E402
+from model_cache.wheel.payload import InstalledPayload  # noqa: E402
 
 BIG = os.urandom(150_000)
 ENTRY_THREE = ENTRY_ONE[:-64] + "3" * 64

@@ -11,17 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hatch_model_cache import check, engine_process, interpreter, probe, progress, targets
+from hatch_model_cache import probe, targets
+from hatch_model_cache.checking import check
+from hatch_model_cache.checking.verdict import Answer, Verdict, judge
 from hatch_model_cache.compile import engines
-from hatch_model_cache.verdict import Answer, Verdict, judge
-from model_cache import cpu, small_file
+from hatch_model_cache.compiling import engine_process, interpreter, progress
 from model_cache.console import Parser, print_json
-from model_cache.discovery import scan
 from model_cache.errors import NotFoundError, UsageError
-from model_cache.host import probe_gpus
-from model_cache.lookup import open_payload
-from model_cache.manifest import Manifest
-from model_cache.verify import read_manifest
+from model_cache.machine import cpu
+from model_cache.machine.host import probe_gpus
+from model_cache.store import small_file
+from model_cache.wheel.discovery import scan
+from model_cache.wheel.lookup import open_payload
+from model_cache.wheel.manifest import Manifest
+from model_cache.wheel.verify import read_manifest
 
 _DESCRIPTION = """\
 Let the installed engine compute what it would look for if it were started with
@@ -147,7 +150,7 @@ def _this_cpu(name: str | None, environment: Mapping[str, str]) -> Mapping[str, 
 
 def _check_recipe(arguments: argparse.Namespace) -> int:
     """What a recipe leaves to the GPU or to the entry point."""
-    from hatch_model_cache.recipe_file import load_recipe
+    from hatch_model_cache.recipe.file import load_recipe
 
     directories = [Path(what) for what in arguments.what]
     if len(directories) != 1 or not stat.S_ISDIR(small_file.mode(directories[0])):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from model_cache.console import Parser, print_json
 
 if TYPE_CHECKING:
-    from model_cache.manifest import Manifest
+    from model_cache.wheel.manifest import Manifest
 
 
 def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -31,8 +31,9 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hatch_model_cache import artifacts, compiler, interpreter, progress
-    from hatch_model_cache.recipe_file import load_recipe
+    from hatch_model_cache.compiling import compiler, interpreter, progress
+    from hatch_model_cache.packing import artifacts
+    from hatch_model_cache.recipe.file import load_recipe
 
     recipe = load_recipe(arguments.recipe)
     out = arguments.out or arguments.recipe / "artifacts"

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from model_cache.console import Parser, print_json
-from model_cache.lookup import open_payload
-from model_cache.names import printable
+from model_cache.wheel.lookup import open_payload
+from model_cache.wheel.names import printable
 
 if TYPE_CHECKING:
-    from hatch_model_cache.difference import Difference
+    from hatch_model_cache.checking.difference import Difference
 
 DIFFERENT = 10
 _SHOWN = 60  # characters of a value
@@ -43,7 +43,7 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from hatch_model_cache.difference import Side, differences
+    from hatch_model_cache.checking.difference import Side, differences
 
     with open_payload(arguments.first) as one, open_payload(arguments.second) as other:
         first, second = Side.of(one), Side.of(other)

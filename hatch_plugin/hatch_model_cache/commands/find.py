@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from model_cache.console import Parser
 from model_cache.errors import ModelCacheError, NotFoundError, UsageError
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 if TYPE_CHECKING:
-    from hatch_model_cache.check import Command
+    from hatch_model_cache.checking.check import Command
     from hatch_model_cache.publish.finding import Judge, Judged
     from hatch_model_cache.publish.hub_address import HubAddress
     from hatch_model_cache.publish.offers import Offers, Unread, Wanted
@@ -90,7 +90,7 @@ def _megabytes(text: str) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from hatch_model_cache.publish import finding, hub_address
     from hatch_model_cache.publish.offers import Wanted
-    from model_cache.trust import Trust
+    from model_cache.origin.trust import Trust
 
     if not arguments.index and not arguments.hub:
         raise UsageError("say where to look: --index URL|DIR or --hub hf://ORG/NAME (each may be repeated)")
@@ -125,7 +125,7 @@ def _hardware(target: str | None) -> tuple[str, ...]:
 def _judge(arguments: argparse.Namespace, wanted: Wanted) -> Callable[[], Judge]:
     """How wheels are judged; an engine is only asked when there is something to judge."""
     if arguments.engine_command:
-        from hatch_model_cache import check
+        from hatch_model_cache.checking import check
 
         command = check.parse_command(arguments.engine_command)
         return lambda: _by_command(arguments, command)
@@ -140,7 +140,7 @@ def _host(arguments: argparse.Namespace) -> tuple[Any, bool]:
     from dataclasses import replace
 
     from hatch_model_cache.compile import engines
-    from model_cache.host import read_host
+    from model_cache.machine.host import read_host
 
     if arguments.engine:
         match = _ENGINE.fullmatch(arguments.engine)
@@ -157,8 +157,9 @@ def _host(arguments: argparse.Namespace) -> tuple[Any, bool]:
 
 def _by_command(arguments: argparse.Namespace, command: Command) -> Judge:
     """Judge by what the installed engine says it would look for."""
-    from hatch_model_cache import check, engine_process, progress, verdict
+    from hatch_model_cache.checking import check, verdict
     from hatch_model_cache.compile import engines
+    from hatch_model_cache.compiling import engine_process, progress
     from hatch_model_cache.publish.finding import Judgement, Standing
 
     from .check import installed, target_record

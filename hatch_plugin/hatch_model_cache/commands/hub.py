@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from model_cache.console import Parser, print_json
 from model_cache.errors import ModelCacheError, UsageError
-from model_cache.files import human
-from model_cache.names import printable
+from model_cache.store.files import human
+from model_cache.wheel.names import printable
 
 if TYPE_CHECKING:
     from hatch_model_cache.publish.hub import Hub
@@ -120,7 +120,7 @@ def _changes(pushed: Pushed) -> list[tuple[str, tuple[str, ...]]]:
 
 def _pull(arguments: argparse.Namespace) -> int:
     from hatch_model_cache.publish import hub_address, installing, pull
-    from model_cache.trust import Trust
+    from model_cache.origin.trust import Trust
 
     address = hub_address.parse(arguments.address)
     trust = Trust.of_files(arguments.trust) if arguments.trust else Trust.of_this_host()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from model_cache.console import print_json
 from model_cache.errors import UsageError
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 if TYPE_CHECKING:
     from hatch_model_cache.publish.shelf import Shelf
@@ -60,7 +60,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from model_cache.trust import Trust
+    from model_cache.origin.trust import Trust
 
     try:
         from hatch_model_cache.publish import page, shelf, site
@@ -118,7 +118,7 @@ def _answer(arguments: argparse.Namespace, place: Site, found: Shelf, built: Bui
 
 
 def _lines(arguments: argparse.Namespace, place: Site, found: Shelf, built: Built) -> list[str]:
-    from model_cache.files import human
+    from model_cache.store.files import human
 
     size = human(sum(one.size for one in built.catalogue.packages()))
     count = f"{len(built.catalogue.wheels)} model caches, {len(built.catalogue.others)} other wheels, {size}"

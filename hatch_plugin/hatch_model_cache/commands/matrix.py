@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from model_cache import console
 from model_cache.console import Parser, print_json
 from model_cache.errors import CompileError
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 if TYPE_CHECKING:
     from hatch_model_cache.matrix.builder import Order, Outcome
@@ -188,7 +188,7 @@ def _ended_alike() -> Iterator[None]:
 
 
 def _place(arguments: argparse.Namespace, stale: Sequence[Order]) -> Place:
-    from hatch_model_cache import interpreter
+    from hatch_model_cache.compiling import interpreter
     from hatch_model_cache.matrix.machine import Machine
 
     if arguments.on == "ray":

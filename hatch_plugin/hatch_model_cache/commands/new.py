@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from model_cache.console import Parser, print_json
 from model_cache.errors import UsageError
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 if TYPE_CHECKING:
-    from hatch_model_cache.recipe import Recipe
-    from hatch_model_cache.scaffold import Project
-    from hatch_model_cache.serve_line import ServeLine
+    from hatch_model_cache.recipe.recipe import Recipe
+    from hatch_model_cache.recipe.serve_line import ServeLine
+    from hatch_model_cache.scaffold.scaffold import Project
 
 _DESCRIPTION = """\
 Make a recipe project that builds as it is: put `model-cache new --target NAME
@@ -39,7 +39,7 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of everything that makes a project from a serve command."""
-    from hatch_model_cache.scaffold import PIPELINES
+    from hatch_model_cache.scaffold.scaffold import PIPELINES
 
     parser.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="new directory (default: ./ its name)")
     parser.add_argument(
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import dataclasses
 
-    from hatch_model_cache import serve_line
+    from hatch_model_cache.recipe import serve_line
 
     project, dropped = asked_project(arguments)
     recipe, notes = serve_line.pinned(project.recipe)
@@ -112,7 +112,7 @@ def make(
 
     about: what it is, for people and for `--json`.
     """
-    from hatch_model_cache import scaffold
+    from hatch_model_cache.scaffold import scaffold
 
     if arguments.dry_run:
         scaffold.require_unused(directory)
@@ -141,7 +141,7 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
 
     Raises UsageError with every problem.
     """
-    from hatch_model_cache import scaffold
+    from hatch_model_cache.scaffold import scaffold
 
     problems: list[str] = []
     line = _line(arguments.engine_command, problems)
@@ -162,7 +162,7 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
 
 
 def _line(words: Sequence[str], problems: list[str]) -> ServeLine | None:
-    from hatch_model_cache import serve_line
+    from hatch_model_cache.recipe import serve_line
 
     try:
         return serve_line.read(words)
@@ -173,7 +173,7 @@ def _line(words: Sequence[str], problems: list[str]) -> ServeLine | None:
 
 def _table(arguments: argparse.Namespace, line: ServeLine | None, problems: list[str]) -> dict[str, Any]:
     """The recipe's options under their TOML keys; None for those that nobody gave."""
-    from hatch_model_cache import serve_line
+    from hatch_model_cache.recipe import serve_line
 
     model = line.model if line else None
     local = serve_line.local_config(model) if model else None
@@ -199,8 +199,8 @@ def _disagreements(
     arguments: argparse.Namespace, recipe: Recipe, line: ServeLine, pipelines: Sequence[str]
 ) -> Iterator[str]:
     """What is wrong with parts that are right each by itself."""
-    from hatch_model_cache import scaffold
     from hatch_model_cache.compile import engines
+    from hatch_model_cache.scaffold import scaffold
 
     if line.command != engines.adapter(recipe.engine_name).COMMAND:
         yield f"--engine: is {recipe.engine}, and the command starts {line.command}."
@@ -228,7 +228,7 @@ def _pairs(option: str, what: str, pairs: Sequence[str], problems: list[str]) ->
 
 
 def _pipelines(given: Sequence[str], problems: list[str]) -> tuple[str, ...]:
-    from hatch_model_cache.scaffold import PIPELINES
+    from hatch_model_cache.scaffold.scaffold import PIPELINES
 
     names = [name for item in given for name in item.split(",") if name]
     unknown = [name for name in names if name not in PIPELINES]

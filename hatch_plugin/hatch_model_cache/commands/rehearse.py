@@ -41,8 +41,10 @@ def _run(arguments: argparse.Namespace) -> int:
     import dataclasses
     import tempfile
 
-    from hatch_model_cache import check, rehearsal, targets
+    from hatch_model_cache import targets
+    from hatch_model_cache.checking import check
     from hatch_model_cache.compile import engines
+    from hatch_model_cache.compiling import rehearsal
 
     if not arguments.engine_command:
         raise UsageError("give the engine's command line after --: model-cache rehearse --target NAME -- vllm serve …")

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from model_cache import small_file
 from model_cache.console import print_json
 from model_cache.errors import ModelCacheError, NotFoundError, UsageError
-from model_cache.signature import short
+from model_cache.origin.signature import short
+from model_cache.store import small_file
 
 __all__ = ["add_parsers"]
 
@@ -77,7 +77,7 @@ def _add_sigstore(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def _keygen(arguments: argparse.Namespace) -> int:
-    from hatch_model_cache.signing import generate
+    from hatch_model_cache.packing.signing import generate
 
     private, public, key = generate(arguments.path, name=arguments.name, expires=arguments.expires)
     if arguments.json:
@@ -88,7 +88,7 @@ def _keygen(arguments: argparse.Namespace) -> int:
 
 
 def _sign(arguments: argparse.Namespace) -> int:
-    from hatch_model_cache.signing import KEY_VARIABLE, load_key, sign_wheel, time_of_build
+    from hatch_model_cache.packing.signing import KEY_VARIABLE, load_key, sign_wheel, time_of_build
 
     path = arguments.key or os.environ.get(KEY_VARIABLE)
     if not path:
@@ -106,7 +106,7 @@ def _sign(arguments: argparse.Namespace) -> int:
 
 
 def _message(arguments: argparse.Namespace) -> int:
-    from hatch_model_cache.sigstore_bundle import message
+    from hatch_model_cache.packing.sigstore_bundle import message
 
     data = message(arguments.wheel)
     try:
@@ -119,8 +119,8 @@ def _message(arguments: argparse.Namespace) -> int:
 
 
 def _attach(arguments: argparse.Namespace) -> int:
-    from hatch_model_cache.sigstore_bundle import attach
-    from model_cache import identity
+    from hatch_model_cache.packing.sigstore_bundle import attach
+    from model_cache.origin import identity
 
     bundle, root = (_read(path, identity.MAX_BYTES) for path in (arguments.bundle, arguments.trusted_root))
     signed, signer = attach(arguments.wheel, bundle, root)

@@ -9,7 +9,7 @@ from typing import Any
 
 from model_cache.console import print_json
 from model_cache.errors import UsageError
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 __all__ = ["add_parsers"]
 

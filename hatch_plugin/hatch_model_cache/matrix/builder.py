@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hatch_model_cache import scaffold
+from hatch_model_cache.scaffold import scaffold
 from model_cache.errors import ModelCacheError, UsageError
-from model_cache.names import data_package
+from model_cache.wheel.names import data_package
 
 from . import records
 from .cell_process import PROJECT

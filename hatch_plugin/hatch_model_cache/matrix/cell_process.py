@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hatch_model_cache import artifacts, compiler
-from hatch_model_cache.recipe_file import load_recipe
+from hatch_model_cache.compiling import compiler
+from hatch_model_cache.packing import artifacts
+from hatch_model_cache.recipe.file import load_recipe
 from model_cache.errors import CompileError, ModelCacheError
 
 ARTIFACTS_VARIABLE = "MODEL_CACHE_ARTIFACTS"

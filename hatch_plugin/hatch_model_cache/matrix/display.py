@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 from .builder import Display, Order, Outcome
 from .cells import Cell

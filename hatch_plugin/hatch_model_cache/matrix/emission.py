@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hatch_model_cache import templating
-from hatch_model_cache.scaffold import template_values
+from hatch_model_cache.scaffold import templating
+from hatch_model_cache.scaffold.scaffold import template_values
 from model_cache.errors import UsageError
 
 from .builder import Order

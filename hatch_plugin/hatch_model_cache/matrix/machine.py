@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from hatch_model_cache import compiler
 from hatch_model_cache.compile import engines
+from hatch_model_cache.compiling import compiler
 from model_cache.errors import CompileError, ModelCacheError
 
 from . import cell_process

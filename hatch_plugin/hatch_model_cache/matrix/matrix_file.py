@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hatch_model_cache import recipe_checks, targets
-from hatch_model_cache.recipe import options
-from model_cache import small_file
+from hatch_model_cache import targets
+from hatch_model_cache.recipe import checks as recipe_checks
+from hatch_model_cache.recipe.recipe import options
 from model_cache.errors import UsageError
-from model_cache.names import printable
+from model_cache.store import small_file
+from model_cache.wheel.names import printable
 
 FILE_NAME = "matrix.toml"
 DEFAULT = "default"

@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hatch_model_cache import interpreter, scaffold
-from hatch_model_cache.compiler import BYTES_PER_PROCESS
-from hatch_model_cache.signing import KEY_VARIABLE
+from hatch_model_cache.compiling import interpreter
+from hatch_model_cache.compiling.compiler import BYTES_PER_PROCESS
+from hatch_model_cache.packing.signing import KEY_VARIABLE
+from hatch_model_cache.scaffold import scaffold
 from model_cache.errors import CompileError, ModelCacheError, UsageError
 
 from .cell_process import DIST, PROJECT

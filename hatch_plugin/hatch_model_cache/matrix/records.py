@@ -13,7 +13,7 @@ from pathlib import Path
 import hatch_model_cache
 import model_cache
 from model_cache.errors import ModelCacheError
-from model_cache.names import data_package
+from model_cache.wheel.names import data_package
 
 from .cells import Cell
 
@@ -106,7 +106,7 @@ def state(cell: Cell, key: Key, work: Path, out: Path) -> State:
 def content_of(wheel: Path) -> str:
     """SHA-256 (hex) over what a signature of the wheel covers, which is every byte of its members but signatures: a
     wheel that was signed is the same wheel. Raises DamagedError, ModelCacheError."""
-    from hatch_model_cache.signing import Signable
+    from hatch_model_cache.packing.signing import Signable
 
     held = Signable.read(wheel)
     listed = [hashlib.sha256(held.manifest).hexdigest(), sorted(held.dist_info.items())]
@@ -138,7 +138,7 @@ def _place(cell: Cell, work: Path) -> Path:
 
 def _read(path: Path) -> Record | None:
     """The record in a file; None when it is none: then the wheel is built anew."""
-    from model_cache import small_file
+    from model_cache.store import small_file
 
     try:
         found = json.loads(small_file.read(path, _MAX_BYTES))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hatch_model_cache import scaffold, templating
-from hatch_model_cache.naming import slug
+from hatch_model_cache.recipe.naming import slug
+from hatch_model_cache.scaffold import scaffold, templating
 from model_cache.errors import UsageError
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 PIPELINES = ("github", "gitlab")
 """Those of `scaffold.PIPELINES` that build a matrix."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_cache.errors import UsageError
-from model_cache.files import human
-from model_cache.manifest import Manifest
-from model_cache.names import printable
-from model_cache.signature import short
+from model_cache.origin.signature import short
+from model_cache.store.files import human
+from model_cache.wheel.manifest import Manifest
+from model_cache.wheel.names import printable
 
 from .hub_address import HubAddress
 from .installing import pip_line, pull_line

@@ -8,12 +8,12 @@ from enum import Enum
 
 from packaging.version import InvalidVersion, Version
 
-from model_cache import fit
-from model_cache.host import Host
-from model_cache.keyring import label
-from model_cache.manifest import Manifest
-from model_cache.signature import short
-from model_cache.trust import Trust
+from model_cache.machine import fit
+from model_cache.machine.host import Host
+from model_cache.origin.keyring import label
+from model_cache.origin.signature import short
+from model_cache.origin.trust import Trust
+from model_cache.wheel.manifest import Manifest
 
 from .offers import Offer, Wanted
 

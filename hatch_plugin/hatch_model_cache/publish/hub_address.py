@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from model_cache.errors import UsageError
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 __all__ = ["SCHEME", "HubAddress", "is_commit", "parse", "redact"]
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable
 from functools import partial
 
-from model_cache import signature
 from model_cache.errors import NotFoundError
-from model_cache.verify import Deadline, hash_file
+from model_cache.origin import signature
+from model_cache.wheel.verify import Deadline, hash_file
 
 from .hub import Hub
 from .hub_address import HubAddress

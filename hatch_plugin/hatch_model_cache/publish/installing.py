@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model_cache.errors import ModelCacheError, UsageError
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 from .hub_address import HubAddress
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from model_cache import small_file
 from model_cache.errors import UsageError
-from model_cache.names import printable
+from model_cache.store import small_file
+from model_cache.wheel.names import printable
 
 __all__ = ["FILE_NAME", "Note", "read"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from hatch_model_cache.recipe.naming import model_slug
 from model_cache.errors import DamagedError, ModelCacheError
-from model_cache.files import human
-from model_cache.manifest import Manifest
-from model_cache.names import PREFIX, normalize, printable
+from model_cache.store.files import human
+from model_cache.wheel.manifest import Manifest
+from model_cache.wheel.names import PREFIX, normalize, printable
 
-from ..naming import model_slug
 from .web import NoPartsError
 
 __all__ = ["Offer", "Offers", "Unread", "Wanted", "may_be_for"]

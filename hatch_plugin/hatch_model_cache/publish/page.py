@@ -13,11 +13,11 @@ from itertools import groupby
 from markupsafe import Markup
 from packaging.version import Version
 
-from model_cache.catalogue import Catalogue, Offer, Package
 from model_cache.errors import UsageError
-from model_cache.files import human
-from model_cache.names import normalize
-from model_cache.signature import short
+from model_cache.origin.signature import short
+from model_cache.store.files import human
+from model_cache.wheel.catalogue import Catalogue, Offer, Package
+from model_cache.wheel.names import normalize
 
 from . import simple
 from .pages import render, template_text

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from model_cache.names import printable
+from model_cache.wheel.names import printable
 
 __all__ = ["render", "template_text"]
 

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_cache import manifest as manifests
-from model_cache import signature
-from model_cache.archive import WheelPayload
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError, UsageError
-from model_cache.manifest import Manifest
-from model_cache.names import printable
-from model_cache.trust import Origin, Trust
-from model_cache.verify import verify
+from model_cache.origin import signature
+from model_cache.origin.trust import Origin, Trust
+from model_cache.wheel import manifest as manifests
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.manifest import Manifest
+from model_cache.wheel.names import printable
+from model_cache.wheel.verify import verify
 
 from .hub import WHEEL_FILE, Digests, Hub, RemoteFile
 from .hub_address import HubAddress

@@ -7,8 +7,8 @@ import zipfile
 from collections.abc import Iterator
 from typing import IO, cast
 
-from model_cache.archive import WheelPayload
 from model_cache.errors import DamagedError
+from model_cache.wheel.archive import WheelPayload
 
 from .web import Web, shown
 

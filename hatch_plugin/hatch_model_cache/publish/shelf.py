@@ -15,16 +15,17 @@ from packaging.metadata import Metadata
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from model_cache import manifest as manifests
-from model_cache import signature, small_file
-from model_cache.archive import WheelPayload
-from model_cache.catalogue import Key, Model, Offer, Package, Part, Target
+from model_cache.commands.results import joined
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError, UsageError
-from model_cache.manifest import GpuRecord, TargetRecord
-from model_cache.names import PREFIX, printable
-from model_cache.results import joined
-from model_cache.trust import Trust
-from model_cache.verify import read_manifest, verify
+from model_cache.origin import signature
+from model_cache.origin.trust import Trust
+from model_cache.store import small_file
+from model_cache.wheel import manifest as manifests
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.catalogue import Key, Model, Offer, Package, Part, Target
+from model_cache.wheel.manifest import GpuRecord, TargetRecord
+from model_cache.wheel.names import PREFIX, printable
+from model_cache.wheel.verify import read_manifest, verify
 
 from . import notes, variants
 from .notes import Note

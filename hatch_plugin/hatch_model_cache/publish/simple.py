@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from model_cache.catalogue import Catalogue, Labels, Package
+from model_cache.wheel.catalogue import Catalogue, Labels, Package
 
 from .pages import render
 

@@ -11,15 +11,15 @@ from functools import partial
 from html.parser import HTMLParser
 from urllib.parse import urljoin
 
-from model_cache import bounded
-from model_cache.archive import WheelPayload
+from hatch_model_cache.recipe.naming import distribution_name
+from model_cache.engine import bounded
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
-from model_cache.names import normalize, printable
-from model_cache.strict_json import loads
-from model_cache.trust import Trust
-from model_cache.verify import read_manifest
+from model_cache.origin.trust import Trust
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.names import normalize, printable
+from model_cache.wheel.strict_json import loads
+from model_cache.wheel.verify import read_manifest
 
-from ..naming import distribution_name
 from .installing import pip_line
 from .offers import Offer, Offers, Unread, Wanted, may_be_for
 from .remote_wheel import RemoteWheel

@@ -14,11 +14,11 @@ from urllib.parse import unquote
 
 from packaging.version import Version
 
-from model_cache import catalogue as catalogues
-from model_cache import files, small_file
-from model_cache.catalogue import Catalogue, Labels, Offer, Package
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
-from model_cache.names import printable
+from model_cache.store import files, small_file
+from model_cache.wheel import catalogue as catalogues
+from model_cache.wheel.catalogue import Catalogue, Labels, Offer, Package
+from model_cache.wheel.names import printable
 
 from . import page, simple, variants
 from .shelf import Shelf, Wheel, url_of

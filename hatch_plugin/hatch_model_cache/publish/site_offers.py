@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urljoin
 
-from model_cache import catalogue, manifest, small_file
-from model_cache.archive import WheelPayload
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
-from model_cache.names import normalize, printable
-from model_cache.payload import Payload
-from model_cache.trust import Trust
-from model_cache.verify import Deadline, hash_file, read_manifest
+from model_cache.origin.trust import Trust
+from model_cache.store import small_file
+from model_cache.wheel import catalogue, manifest
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.names import normalize, printable
+from model_cache.wheel.payload import Payload
+from model_cache.wheel.verify import Deadline, hash_file, read_manifest
 
 from .installing import pip_line
 from .offers import Offer, Offers, Wanted
@@ -115,7 +116,7 @@ def _of_file(path: Path, wanted: Wanted) -> Offer | str:
 
 def signers(payload: Payload) -> tuple[str, ...]:
     """Ids of the keys that a wheel's signature file names."""
-    from model_cache import signature
+    from model_cache.origin import signature
 
     if signature.FILE_NAME not in payload.files():
         return ()

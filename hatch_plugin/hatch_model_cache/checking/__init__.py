@@ -1,0 +1,1 @@
+"""What an engine would do with a wheel, and in what two wheels differ."""

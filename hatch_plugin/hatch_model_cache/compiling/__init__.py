@@ -1,0 +1,1 @@
+"""The parent side of work in the engine's interpreter: compiles, rehearsals, and what they leave."""

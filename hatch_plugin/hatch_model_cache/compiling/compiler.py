@@ -1,0 +1,260 @@
+"""Parent side of a compile: from a recipe to an artifact directory, through one engine process per target and rank."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hatch_model_cache import targets
+from hatch_model_cache.compile import engines
+from hatch_model_cache.compiling import compiled, engine_process, interpreter
+from hatch_model_cache.compiling.progress import Progress, Silent
+from hatch_model_cache.packing import artifacts
+from hatch_model_cache.packing.pack import pack
+from hatch_model_cache.recipe.recipe import Recipe, config_files
+from model_cache.errors import CompileError, DamagedError, UsageError
+from model_cache.wheel.names import printable
+
+NEUTRAL_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what is made there is private, and checked to be ours
+"""Where a compile works: the path is traced into artifacts, so it should be the same for every user."""
+
+BYTES_PER_PROCESS = 3 << 30
+"""Memory one compile process is counted with: the 8B and 70B Llama take 1.5 GB each (benchmarks/compile_memory.py)."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    target: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.target} rank {self.rank}"
+
+    @property
+    def directory(self) -> str:
+        return f"{self.target}-rank{self.rank}"
+
+
+def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = None) -> None:
+    """Compile every target and rank of a recipe and leave the artifact directory `out`.
+
+    `out` appears whole or not at all. The engine's logs lie in ``out/logs``; when a compile fails its log is kept and
+    named in the error.
+
+    Args:
+        recipe: what to compile.
+        out: a directory that does not exist yet, or is empty.
+        progress: told of stages and kernels.
+
+    Raises:
+        UsageError: if `out` is in use or cannot be made, or no interpreter with the engine is known.
+        CompileError: if the engine fails, or what it left is not complete and right.
+    """
+    out = _checked(out)
+    check_engine(recipe)
+    check_machine(recipe)
+    python = interpreter.choose(recipe.engine_name, recipe.python)
+    with _staging(out) as staging, _scratch(recipe.digest()) as scratch:
+        model = scratch / "model"
+        _copy_config(recipe, model)
+        results: list[tuple[_Job, dict[str, Any]]] = []
+        for target in recipe.targets:
+            first = _Job(target, 0)
+            result = _run(python, recipe, first, scratch, progress or Silent())
+            results.append((first, result))
+            others = [_Job(target, rank) for rank in range(1, result["ranks"])]
+            with ThreadPoolExecutor(max_workers=processes(len(others))) as pool:
+                run = [pool.submit(_run, python, recipe, job, scratch, progress or Silent()) for job in others]
+                results.extend((job, future.result()) for job, future in zip(others, run, strict=True))
+        collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]
+        try:
+            compiled.collect(recipe, model, collected, staging)
+            # what cannot be packed (a secret, a path of this machine) is better known now than in the build
+            pack(artifacts.read(staging), recipe, name=recipe.distribution_name, version="0")
+        except (CompileError, DamagedError) as error:
+            logs = [engine_process.keep_log(scratch / job.directory, str(job)) for job, _ in results]
+            told = f"What the compile left cannot be shipped (logs: {', '.join(map(str, logs))}):"
+            raise CompileError(told, error.problems or [error.message]) from None
+        staging.chmod(0o755)
+        try:
+            if out.exists():
+                out.rmdir()
+            staging.rename(out)
+        except OSError as error:
+            raise _cannot_be_made(out, error) from None
+
+
+def _checked(out: Path) -> Path:
+    """Where `out` really is. Raises UsageError unless it can become the artifact directory."""
+    try:
+        real = out.resolve()  # a link cannot be renamed over
+        if real.exists() and (not real.is_dir() or any(real.iterdir())):
+            raise UsageError(f"{real} is not empty: give a new directory, or remove it first.")
+        if real.is_mount():
+            raise UsageError(f"{real} is a mount point, which cannot be replaced: give a directory below it.")
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links; ValueError: a NUL
+        raise _cannot_be_made(out, error) from None
+    return real
+
+
+@contextmanager
+def _staging(out: Path) -> Iterator[Path]:
+    """A directory beside `out`, made before the engine runs: a place that cannot be written to is known at once."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=".model-cache-compile-", dir=out.parent))
+    except OSError as error:
+        raise _cannot_be_made(out, error) from None
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _cannot_be_made(out: Path, error: Exception) -> UsageError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return UsageError(f"the artifact directory {printable(str(out)):.300} cannot be made: {reason}")
+
+
+def check_engine(recipe: Recipe) -> None:
+    """Raise UsageError if this release has no adapter for the recipe's engine version."""
+    known = engines.adapter(recipe.engine_name).VERSIONS
+    if recipe.engine_version not in known:
+        versions = ", ".join(f"{recipe.engine_name}=={version}" for version in sorted(known))
+        raise UsageError(f"engine = {recipe.engine!r} is not known to this release, which knows {versions}.")
+
+
+def check_machine(recipe: Recipe) -> None:
+    """Raise UsageError if a target is a CPU and this machine is not of its kind: its code is native. Or if there are
+    several ranks for it, which would have to compile together."""
+    from hatch_model_cache import probe
+
+    for target in recipe.load_targets():
+        if isinstance(target, targets.CpuTarget):
+            here = probe.cpu_target(recipe.environment)
+            if here != target:
+                is_one = f"is of the target {here.name}" if here else "is of no shipped target"
+                raise UsageError(
+                    f"{target.name} can only be compiled for on such a machine, and this one {is_one}: "
+                    "`model-cache targets show` tells what it takes."
+                )
+            if len(engines.adapter(recipe.engine_name).expected_ranks(recipe.serve_args)) > 1:
+                raise UsageError(
+                    "several ranks cannot be compiled for a CPU: leave the parallel sizes in `serve-args` at 1."
+                )
+
+
+def _copy_config(recipe: Recipe, destination: Path) -> None:
+    """The configuration under a neutral path. Weights that lie beside it are not copied: nothing may read them."""
+    source = recipe.config_dir
+    if source is None and recipe.factory is not None:  # it is in the engine's environment
+        destination.mkdir()
+        return
+    if source is None:
+        from hatch_model_cache.recipe import hub_config
+
+        source = hub_config.fetch(recipe.model, recipe.revision)
+    _copy_files(source, destination)
+
+
+def _copy_files(source: Path, destination: Path) -> None:
+    for name, path in config_files(source):
+        (destination / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, destination / name)
+
+
+def _neutral_place() -> Path:
+    """The first of `NEUTRAL_PLACES` that can be written to, else TMPDIR: which is often below the user's home, whose
+    path may not be shipped."""
+    for place in NEUTRAL_PLACES:
+        if os.access(place, os.W_OK | os.X_OK):
+            return place
+    return Path(tempfile.gettempdir())
+
+
+@contextmanager
+def _scratch(digest: str) -> Iterator[Path]:
+    """A private directory whose path depends on the recipe alone, since the path is traced into the artifacts.
+
+    If somebody else holds that path, another one is taken; the artifacts are as good, but not byte-identical.
+    """
+    wanted = _neutral_place() / f"model-cache-{digest[:16]}"
+    lock = -1
+    try:
+        wanted.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(wanted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held, named = os.fstat(lock), wanted.lstat()
+        # another compile may have removed the directory between our opening and locking it
+        ours = held.st_uid == os.getuid() and (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+    except OSError:
+        ours = False
+    scratch = wanted if ours else Path(tempfile.mkdtemp(prefix="model-cache-", dir=wanted.parent))
+    try:
+        _empty(scratch)
+        scratch.chmod(0o700)
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def processes(jobs: int) -> int:
+    """How many compile processes at a time: at most one per core, and `BYTES_PER_PROCESS` of free memory for each."""
+    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    [available] = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return max(1, min(jobs, len(os.sched_getaffinity(0)), available // BYTES_PER_PROCESS))
+
+
+def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progress) -> dict[str, Any]:
+    """One compile process, to its end."""
+    directory = scratch / job.directory
+    for name in ("home", "tmp", "work"):
+        (directory / name).mkdir(parents=True)
+    for name, source in recipe.draft_dirs.items():
+        _copy_files(source, directory / "work" / name)
+    description = {
+        "task": "compile",
+        "engine": recipe.engine_name,
+        "version": recipe.engine_version,
+        "target": targets.load(job.target).as_dict(),
+        "rank": job.rank,
+        "serve_arguments": [str(scratch / "model"), *recipe.engine_arguments],
+        "served_as": list(recipe.served_as),
+    }
+    cache = engines.adapter(recipe.engine_name).environment(directory / "cache")
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if "stage" in event:
+            progress.stage(str(job), event["stage"])
+        elif "kernel" in event:
+            progress.kernel(str(job), event["kernel"])
+
+    environment = interpreter.scrubbed_environment(recipe.environment, cache, directory)
+    return engine_process.run(
+        python,
+        description,
+        directory,
+        environment,
+        cwd=directory / "work",
+        label=str(job),
+        needed=compiled.RESULT_KEYS,
+        on_event=tell,
+    )

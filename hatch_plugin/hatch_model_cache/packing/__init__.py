@@ -1,0 +1,1 @@
+"""From an artifact directory to a finished, signed wheel."""

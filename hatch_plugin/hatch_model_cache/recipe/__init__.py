@@ -1,0 +1,1 @@
+"""What is to be compiled, as its owner writes it, and every check of that."""

@@ -1,0 +1,1 @@
+"""Recipe projects from the command that serves the model, and the templates."""

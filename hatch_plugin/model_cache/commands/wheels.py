@@ -1,0 +1,164 @@
+"""The commands of the serving side: each turns parsed options into a result that can be printed as text or JSON."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from model_cache.commands.results import NONE_INSTALLED, Result, human, joined, progress, table, unless_quiet
+from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
+from model_cache.wheel.discovery import scan
+from model_cache.wheel.names import printable
+
+
+def run_list(_: Namespace) -> Result:
+    """`model-cache list`."""
+    from model_cache.commands.summary import Summarizer
+
+    wheels = [*map(Summarizer().summarize, scan().wheels)]
+    if not wheels:
+        return Result({"wheels": []}, [NONE_INSTALLED])
+    rows = [("NAME", "VERSION", "MODEL", "ENGINE", "TARGETS", "SIZE")]
+    for wheel in wheels:
+        if wheel.problem:
+            rows.append((wheel.name, wheel.version, f"damaged: {wheel.problem}", "", "", ""))
+        else:
+            targets = ", ".join(wheel.targets)
+            rows.append((wheel.name, wheel.version, wheel.model, wheel.engine, targets, human(wheel.size)))
+    stale = [f"stale: {printable(wheel.name)}: {printable('; '.join(wheel.stale))}" for wheel in wheels if wheel.stale]
+    return Result({"wheels": [wheel.as_dict() for wheel in wheels]}, [*table(rows), *stale])
+
+
+def run_inspect(options: Namespace) -> Result:
+    """`model-cache inspect NAME|WHEEL`."""
+    from model_cache.commands.description import describe
+    from model_cache.origin.trust import Trust
+    from model_cache.wheel import contents
+    from model_cache.wheel.lookup import open_payload
+    from model_cache.wheel.verify import read_manifest
+
+    with open_payload(options.wheel) as payload:
+        found = read_manifest(payload, Trust.of_this_host().lenient())
+        looked = [*contents.look(payload, found.manifest)] if options.pickles else []
+    data: dict[str, Any] = {
+        "manifest": found.manifest.as_dict(),
+        "manifest_sha256": found.manifest_sha256,
+        "origin": found.origin.as_dict(),
+    }
+    origin = found.origin.text.replace("intact, ", "")  # the contents were not looked at
+    lines = [*describe(found.manifest), f"  origin     {origin}"]
+    if options.pickles:
+        data["pickles"] = [contents.as_dict(one) for one in looked]
+        lines.append("  pickles would import (read, never unpickled; ! is not in the list of what the engine needs):")
+        lines += [line for one in looked for line in contents.describe(one, found.manifest.engine.name)]
+    return Result(data, [printable(line) for line in lines])
+
+
+def run_verify(options: Namespace) -> Result:
+    """`model-cache verify [NAME|WHEEL …]`."""
+    from model_cache.origin.trust import Trust
+    from model_cache.wheel.lookup import open_payload
+    from model_cache.wheel.verify import verify
+
+    trust = Trust.of_files(options.trust) if options.trust else Trust.of_this_host()
+    names = options.wheels or sorted({wheel.name for wheel in scan().wheels})
+    if not names:
+        raise NotFoundError(NONE_INSTALLED)
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    errors: list[ModelCacheError] = []
+    for name in names:
+        row: dict[str, Any] = {"name": name, "status": "intact", "problems": []}
+        try:
+            with open_payload(name) as payload:
+                found = verify(payload, progress=progress(options, f"verify {payload.label}"), trust=trust)
+                row["name"] = payload.name
+            blobs = found.manifest.blobs()
+            row |= {
+                "version": found.manifest.version,
+                "manifest_sha256": found.manifest_sha256,
+                "files": len(blobs),
+                "bytes": sum(blobs.values()),
+                "origin": found.origin.as_dict(),
+            }
+            if options.root:
+                row["deployed"] = _verify_deployed(found.manifest.name, options.root)
+            size = f"{len(blobs)} files, {human(row['bytes'])}"
+            lines.append(f"intact: {found.manifest.name} {found.manifest.version} ({size}); {found.origin.text}")
+        except ModelCacheError as error:
+            row |= {"status": error.kind, "problems": [error.message, *error.problems]}
+            errors.append(error)
+        rows.append(row)
+    return Result({"wheels": rows}, unless_quiet(options, lines), joined(errors))
+
+
+def _verify_deployed(name: str, root_path: str) -> int:
+    """Compare what is deployed with what was written; the number of files. Raises DamagedError."""
+    from model_cache.engine.status import OTHERS
+    from model_cache.store import location, staging, state
+    from model_cache.store.root import Root
+    from model_cache.wheel.verify import Deadline
+
+    with Root.open(location.cache_root(root_path)) as root:
+        found = state.require(root, name)
+        others = staging.others(root, found.entries, Deadline())
+        problems = [f"{directory}: {OTHERS}" for directory in others]
+        for entry in found.ours():
+            comparison = staging.compare(root, entry.directory, entry.files, Deadline())
+            missing = comparison.missing if comparison else [file.path for file in entry.files]
+            problems += [f"{entry.directory}/{path} is missing" for path in missing]
+            problems += (
+                [f"{entry.directory}/{path} has other content" for path in comparison.changed] if comparison else []
+            )
+    if found.phase != "deployed":
+        problems.append(f"the last deploy was interrupted (phase {found.phase})")
+    if others and len(problems) == len(others):
+        raise DamagedError(
+            f"{name}: is not in {root.path} as a whole; take away what is there (`model-cache remove` that wheel), "
+            f"then `model-cache deploy {name}`",
+            problems,
+        )
+    if problems:
+        raise DamagedError(f"{name}: is damaged in {root.path}; `model-cache deploy {name}` restores it", problems)
+    return sum(len(entry.files) for entry in (*found.entries, *found.superseded))
+
+
+def run_remove(options: Namespace) -> Result:
+    """`model-cache remove NAME …`."""
+    from model_cache.store import location
+    from model_cache.store.removal import remove
+    from model_cache.wheel.names import normalize
+
+    root = location.cache_root(options.root)
+    still_installed = {wheel.name for wheel in scan().wheels}
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    errors: list[ModelCacheError] = []
+    for name in dict.fromkeys(map(normalize, options.names)):
+        try:
+            done = remove(name, root)
+        except ModelCacheError as error:
+            rows.append({"name": name, "outcome": error.kind, "problems": [error.message, *error.problems]})
+            errors.append(error)
+            continue
+        row = {
+            "removed": [*done.removed],
+            "left": [*done.left],
+            "kept": [*done.kept],
+            "installed": name in still_installed,
+        }
+        rows.append({"name": done.name, "version": done.version, "outcome": "removed", **row})
+        lines.append(f"removed: {done.name} {done.version} ({len(done.removed)} entries) from {root}")
+        lines += [f"  left, not ours: {printable(path)}" for path in done.left]
+        lines += [f"  left, was there before: {directory}" for directory in done.kept]
+        if name in still_installed:
+            lines.append(f"  {name} is still installed: the next engine start deploys it again; pip uninstall it")
+    return Result({"root": root, "wheels": rows}, unless_quiet(options, lines), joined(errors))
+
+
+def run_trust(options: Namespace) -> Result:
+    """`model-cache trust list|add|remove|revoke`."""
+    from model_cache.commands import trust as trust_commands
+
+    data, lines = trust_commands.run(options)
+    return Result(data, [printable(line) for line in lines])

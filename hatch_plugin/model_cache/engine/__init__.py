@@ -1,0 +1,1 @@
+"""Inside an engine's process, and the record of what happened there."""

@@ -1,0 +1,1 @@
+"""What this host is, and whether a manifest is for it."""

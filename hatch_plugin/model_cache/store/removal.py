@@ -1,0 +1,56 @@
+"""Take away from a cache root what deploy has put there, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model_cache.store import files, kept, leftovers, staging, state
+from model_cache.store.files import system_errors
+from model_cache.store.root import Root
+from model_cache.store.state import State
+from model_cache.wheel.verify import Deadline
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What a removal did. removed: entry directories; left: files that are not ours; kept: never were ours."""
+
+    name: str
+    version: str
+    removed: tuple[str, ...]
+    left: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def remove(name: str, root_path: str, deadline: Deadline | None = None) -> Removal:
+    """Take away what deploy has put into the root for wheel `name`; it need not be installed any more.
+
+    Raises NotFoundError when it is not deployed there, ModelCacheError when the place cannot be written to.
+    """
+    deadline = deadline or Deadline()
+    with system_errors(root_path), Root.open(root_path, judge=True) as root:
+        state.require(root, name)
+        with root.lock(deadline):
+            found = state.require(root, name)
+            leftovers.clean(root, found.ours())
+            note(root, found.in_phase("removing"))
+            left = [path for entry in found.ours() for path in staging.take_away(root, entry, deadline)]
+            kept.drop(root, name)
+            state.delete(root, name)
+            root.prune()
+    return Removal(
+        name=found.name,
+        version=found.version,
+        removed=tuple(entry.directory for entry in found.ours()),
+        left=tuple(left),
+        kept=tuple(entry.directory for entry in found.entries if not entry.ours),
+    )
+
+
+def note(root: Root, found: State) -> None:
+    """Record what is about to be taken away. On a full disk it goes without: what is killed then is begun again."""
+    try:
+        state.save(root, found)
+    except OSError as error:
+        if error.errno not in files.FULL:
+            raise
