@@ -96,6 +96,7 @@ def built(
     done = compile_recipe(project, project / "artifacts", cpu_engine_python)
     assert done.returncode == 0, done.stdout + done.stderr
     wheel = pack(project, project / "artifacts")
+    (place / "host").mkdir()
     host = cpu_hosts.make_host(cpu_engine_python, place / "host", own_wheel, wheel)
     return Built(project, wheel, host)
 
