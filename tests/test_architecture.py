@@ -129,6 +129,23 @@ def test_no_import_goes_in_a_circle() -> None:
         visit(name, ())
 
 
+LAYERS = [{"wheel", "origin"}, {"machine"}, {"store"}, {"engine"}, {"commands"}]
+"""The packages of the serving side; one may import those in its own layer and in the ones before."""
+
+
+def test_the_serving_side_s_packages_lie_on_each_other() -> None:
+    level = {package: n for n, layer in enumerate(LAYERS) for package in layer}
+    inside = [name for name in MODULES if top(name) == "model_cache" and name.count(".") == 2]
+    assert {name.split(".")[1] for name in inside} == set(level)
+    for name in inside:
+        above = {
+            i
+            for i in imports(name)
+            if level.get(i.partition("model_cache.")[2].partition(".")[0], -1) > level[name.split(".")[1]]
+        }
+        assert not above, f"{name} imports {above}"
+
+
 def test_modules_stay_small() -> None:
     long = {name: n for name, path in MODULES.items() if (n := len(path.read_text("utf-8").splitlines())) > 400}
     assert not long

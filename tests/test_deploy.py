@@ -38,12 +38,13 @@ from factories import (
 )
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotFoundError, UsageError
 from model_cache.store import deploy as deploying
-from model_cache.store import files, parallel, staging, state
+from model_cache.store import files, staging, state
 from model_cache.store.deploy import Outcome
 from model_cache.store.files import LinkError
 from model_cache.store.location import cache_root
 from model_cache.store.removal import remove
 from model_cache.store.root import Root, temporary_name
+from model_cache.wheel import parallel
 from model_cache.wheel.names import data_package
 from model_cache.wheel.verify import Deadline, DeadlineError, blob_path
 

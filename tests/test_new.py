@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 from build_factories import CONFIG, make_artifacts
 from hatch_model_cache import targets
-from hatch_model_cache.recipe import serve_line
 from hatch_model_cache.recipe.file import load_recipe, parse
 from hatch_model_cache.recipe.recipe import Recipe, options
-from hatch_model_cache.scaffold import scaffold, templating
+from hatch_model_cache.scaffold import scaffold, serve_line, templating
 from model_cache import cli
 from model_cache.errors import UsageError
 

@@ -19,9 +19,9 @@ from hatch_model_cache.compile.engines import torch_compile
 from hatch_model_cache.recipe.file import parse
 from hatch_model_cache.recipe.recipe import WHERE, Recipe
 from hatch_model_cache.scaffold.scaffold import Project
-from model_cache.engine import mega, mends
+from model_cache.engine import mends
 from model_cache.errors import MismatchError, UsageError
-from model_cache.wheel import allowed_globals
+from model_cache.wheel import allowed_globals, mega
 from model_cache.wheel.manifest import File
 
 TABLE = {

@@ -12,11 +12,12 @@ import pytest
 
 import model_cache.torch
 from factories import make_cpu, make_cpu_document, make_cpu_host, members, record, write_zip
-from model_cache.engine import mega, mends
+from model_cache.engine import mends
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotTrustedError, UsageError
 from model_cache.machine.host import Host
 from model_cache.store import deploy
 from model_cache.store.place import UnsafePlaceError
+from model_cache.wheel import mega
 from model_cache.wheel.names import data_package
 from model_cache.wheel.payload import Payload
 from test_torch import GOOD, mega_bytes

@@ -21,11 +21,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from model_cache.engine import mega, mends
+from model_cache.engine import mends
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError
 from model_cache.machine import fit
 from model_cache.machine.host import read_host
 from model_cache.store import files, place
+from model_cache.wheel import mega
 from model_cache.wheel.lookup import open_payload
 from model_cache.wheel.manifest import Entry, File, Manifest
 from model_cache.wheel.payload import Payload

@@ -13,8 +13,8 @@ import pytest
 from hatch_model_cache import targets
 from hatch_model_cache.checking import check
 from hatch_model_cache.compiling.progress import Silent
-from hatch_model_cache.recipe import serve_line
 from hatch_model_cache.recipe.recipe import Recipe
+from hatch_model_cache.scaffold import serve_line
 
 pytestmark = pytest.mark.engine
 

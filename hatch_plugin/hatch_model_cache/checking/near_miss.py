@@ -20,8 +20,8 @@ from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines.rule import Rule
 from hatch_model_cache.packing import leaks
 from model_cache.engine.nearest import Difference, Nearest
-from model_cache.store import small_file
 from model_cache.store.plan import Adopted
+from model_cache.wheel import small_file
 from model_cache.wheel.manifest import Entry, Manifest
 
 _MAX_CONFIG_BYTES = 16 << 20

@@ -20,7 +20,7 @@ from model_cache.console import Parser, print_json
 from model_cache.errors import NotFoundError, UsageError
 from model_cache.machine import cpu
 from model_cache.machine.host import probe_gpus
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 from model_cache.wheel.discovery import scan
 from model_cache.wheel.lookup import open_payload
 from model_cache.wheel.manifest import Manifest

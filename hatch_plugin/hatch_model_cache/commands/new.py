@@ -14,8 +14,8 @@ from model_cache.wheel.names import printable
 
 if TYPE_CHECKING:
     from hatch_model_cache.recipe.recipe import Recipe
-    from hatch_model_cache.recipe.serve_line import ServeLine
     from hatch_model_cache.scaffold.scaffold import Project
+    from hatch_model_cache.scaffold.serve_line import ServeLine
 
 _DESCRIPTION = """\
 Make a recipe project that builds as it is: put `model-cache new --target NAME
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import dataclasses
 
-    from hatch_model_cache.recipe import serve_line
+    from hatch_model_cache.scaffold import serve_line
 
     project, dropped = asked_project(arguments)
     recipe, notes = serve_line.pinned(project.recipe)
@@ -162,7 +162,7 @@ def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ..
 
 
 def _line(words: Sequence[str], problems: list[str]) -> ServeLine | None:
-    from hatch_model_cache.recipe import serve_line
+    from hatch_model_cache.scaffold import serve_line
 
     try:
         return serve_line.read(words)
@@ -173,7 +173,7 @@ def _line(words: Sequence[str], problems: list[str]) -> ServeLine | None:
 
 def _table(arguments: argparse.Namespace, line: ServeLine | None, problems: list[str]) -> dict[str, Any]:
     """The recipe's options under their TOML keys; None for those that nobody gave."""
-    from hatch_model_cache.recipe import serve_line
+    from hatch_model_cache.scaffold import serve_line
 
     model = line.model if line else None
     local = serve_line.local_config(model) if model else None

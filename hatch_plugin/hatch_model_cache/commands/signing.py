@@ -12,7 +12,7 @@ from typing import Any
 from model_cache.console import print_json
 from model_cache.errors import ModelCacheError, NotFoundError, UsageError
 from model_cache.origin.signature import short
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 
 __all__ = ["add_parsers"]
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hatch_model_cache.recipe import serve_line
 from hatch_model_cache.recipe.checks import speculative_models
 from hatch_model_cache.recipe.naming import hardware_name
 from hatch_model_cache.recipe.recipe import Recipe
-from hatch_model_cache.scaffold import templating
+from hatch_model_cache.scaffold import serve_line, templating
 from hatch_model_cache.scaffold.scaffold import Project, checked
 from hatch_model_cache.targets import load as load_target
 from model_cache.errors import NotFoundError, UsageError

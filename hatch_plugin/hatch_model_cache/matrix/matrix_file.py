@@ -15,7 +15,7 @@ from hatch_model_cache import targets
 from hatch_model_cache.recipe import checks as recipe_checks
 from hatch_model_cache.recipe.recipe import options
 from model_cache.errors import UsageError
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 from model_cache.wheel.names import printable
 
 FILE_NAME = "matrix.toml"

@@ -138,7 +138,7 @@ def _place(cell: Cell, work: Path) -> Path:
 
 def _read(path: Path) -> Record | None:
     """The record in a file; None when it is none: then the wheel is built anew."""
-    from model_cache.store import small_file
+    from model_cache.wheel import small_file
 
     try:
         found = json.loads(small_file.read(path, _MAX_BYTES))

@@ -26,7 +26,7 @@ from model_cache.origin.ed25519 import PrivateKey
 from model_cache.origin.keyring import Keyring, Trusted, TrustedKey
 from model_cache.origin.signature import MAX_FILES, MAX_SIGNATURES, Signature, timestamp
 from model_cache.origin.trust import Trust
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 from model_cache.wheel.archive import WheelPayload
 from model_cache.wheel.manifest import FILE_NAME, MAX_BYTES
 from model_cache.wheel.names import printable

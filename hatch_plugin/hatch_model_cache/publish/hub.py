@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError, UsageError
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 from model_cache.wheel.names import printable, unsafe_path
 
 from .hub_address import HubAddress, is_commit, redact

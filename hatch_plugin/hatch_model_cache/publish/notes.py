@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from model_cache.errors import UsageError
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 from model_cache.wheel.names import printable
 
 __all__ = ["FILE_NAME", "Note", "read"]

@@ -19,8 +19,8 @@ from model_cache.commands.results import joined
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError, UsageError
 from model_cache.origin import signature
 from model_cache.origin.trust import Trust
-from model_cache.store import small_file
 from model_cache.wheel import manifest as manifests
+from model_cache.wheel import small_file
 from model_cache.wheel.archive import WheelPayload
 from model_cache.wheel.catalogue import Key, Model, Offer, Package, Part, Target
 from model_cache.wheel.manifest import GpuRecord, TargetRecord

@@ -15,8 +15,9 @@ from urllib.parse import unquote
 from packaging.version import Version
 
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
-from model_cache.store import files, small_file
+from model_cache.store import files
 from model_cache.wheel import catalogue as catalogues
+from model_cache.wheel import small_file
 from model_cache.wheel.catalogue import Catalogue, Labels, Offer, Package
 from model_cache.wheel.names import printable
 

@@ -11,8 +11,7 @@ from urllib.parse import unquote, urljoin
 
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
 from model_cache.origin.trust import Trust
-from model_cache.store import small_file
-from model_cache.wheel import catalogue, manifest
+from model_cache.wheel import catalogue, manifest, small_file
 from model_cache.wheel.archive import WheelPayload
 from model_cache.wheel.names import normalize, printable
 from model_cache.wheel.payload import Payload

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hatch_model_cache.recipe.recipe import config_files
 from hatch_model_cache.recipe.toml_words import given
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 
 MAX_CONFIG_BYTES = 64 << 20
 """Size that a config.json may have; the largest known ones are some hundred kB."""

@@ -11,7 +11,7 @@ from hatch_model_cache.recipe import naming
 from hatch_model_cache.recipe.checks import check
 from hatch_model_cache.recipe.recipe import HOOK, WHERE, Recipe
 from model_cache.errors import UsageError
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 
 __all__ = ["build_table", "check_name", "find_table", "load_recipe", "parse"]
 

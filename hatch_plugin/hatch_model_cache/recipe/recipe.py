@@ -39,7 +39,7 @@ def _option(kind: str, text: str, *, default: Any = dataclasses.MISSING, factory
 class Recipe:
     """The options of `[tool.hatch.build.hooks.model-cache]`; a field `serve_args` is the key `serve-args`.
 
-    Made by `recipe_file.parse`, which checks every value. Paths stay as written; see `config_dir`.
+    Made by `file.parse`, which checks every value. Paths stay as written; see `config_dir`.
     """
 
     engine: str = _option("string", 'What will load the cache, with its exact version: `"vllm==0.33.0"`')
@@ -60,7 +60,7 @@ class Recipe:
         factory=tuple,
         shown="`[model]`",
     )
-    targets: tuple[str, ...] = _option("list of strings", "GPUs to compile for; see `model-cache targets`")
+    targets: tuple[str, ...] = _option("list of strings", "GPUs, or the one kind of CPU, to compile for; see `model-cache targets`")
     serve_args: tuple[str, ...] = _option(
         "list of strings", "Arguments of `vllm serve`, without the model's name", factory=tuple
     )

@@ -194,7 +194,7 @@ def require_unused(directory: Path) -> None:
 
 
 def _content(path: Path) -> bytes:
-    from model_cache.store import small_file
+    from model_cache.wheel import small_file
 
     try:
         return small_file.read(path, _MAX_CONFIG_FILE_BYTES)

@@ -16,7 +16,7 @@ from model_cache.origin import identity, keyring
 from model_cache.origin.keyring import REVOKED, SUFFIX, Trusted, load_files, parse_key
 from model_cache.origin.signature import short, timestamp
 from model_cache.origin.trust import Trust
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 
 _ID = re.compile(r"[0-9a-f]{8,64}")
 

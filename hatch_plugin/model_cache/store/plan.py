@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from model_cache.errors import ModelCacheError
-from model_cache.store import parallel, staging
+from model_cache.store import staging
 from model_cache.store.root import Root
 from model_cache.store.state import DeployedEntry, DeployedFile, State
+from model_cache.wheel import parallel
 from model_cache.wheel.manifest import Entry
 from model_cache.wheel.verify import Deadline, Verified
 

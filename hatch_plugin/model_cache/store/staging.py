@@ -12,9 +12,10 @@ from functools import partial
 from typing import NamedTuple
 
 from model_cache.errors import DamagedError
-from model_cache.store import files, parallel
+from model_cache.store import files
 from model_cache.store.root import Root, swap_name
 from model_cache.store.state import DeployedEntry, DeployedFile
+from model_cache.wheel import parallel
 from model_cache.wheel.manifest import Entry, File
 from model_cache.wheel.payload import Payload
 from model_cache.wheel.verify import Deadline, blob_path, copy_hash, hash_file

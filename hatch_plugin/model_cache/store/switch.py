@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from model_cache.errors import DamagedError, ModelCacheError
-from model_cache.store import files, kept, leftovers, parallel, place, plan, staging, state
+from model_cache.store import files, kept, leftovers, place, plan, staging, state
 from model_cache.store.files import human
 from model_cache.store.plan import Links, Outcome, Step
 from model_cache.store.root import Root, temporary_name
 from model_cache.store.state import DeployedEntry, State
+from model_cache.wheel import parallel
 from model_cache.wheel.manifest import Manifest
 from model_cache.wheel.names import RESERVED, normalize
 from model_cache.wheel.payload import Payload

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from model_cache.engine import mega
+from model_cache.wheel import mega
 from model_cache.wheel.manifest import File
 from model_cache.wheel.pickles import Global, Report, report
 

@@ -6,7 +6,7 @@ import os
 import stat
 
 from model_cache.errors import DamagedError, NotFoundError
-from model_cache.store import small_file
+from model_cache.wheel import small_file
 from model_cache.wheel.discovery import Installed, find, scan
 from model_cache.wheel.payload import InstalledPayload, Payload
 

@@ -15,8 +15,8 @@ from typing import IO
 from model_cache.errors import DamagedError, ModelCacheError, NotTrustedError
 from model_cache.origin import signature
 from model_cache.origin.trust import Origin, Trust
-from model_cache.store import parallel
 from model_cache.wheel import manifest as manifests
+from model_cache.wheel import parallel
 from model_cache.wheel.manifest import Manifest
 from model_cache.wheel.names import normalize, printable
 from model_cache.wheel.payload import Payload, entry_point
