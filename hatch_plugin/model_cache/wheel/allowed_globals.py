@@ -104,6 +104,7 @@ _PYTHON = {
 _SYMPY = {
     "sympy.core.add": "Add",
     "sympy.core.function": "Application",
+    "sympy.core.mod": "Mod",
     "sympy.core.mul": "Mul",
     "sympy.core.numbers": "Float Half Infinity Integer NegativeInfinity NegativeOne One Rational Zero",
     "sympy.core.power": "Pow",

@@ -87,6 +87,12 @@ WITHOUT_FAKE_KERNEL: dict[str, FakeKernel] = {
         why="vLLM warns of an NVFP4 checkpoint whose fused layers have different scales; nothing else follows from it",
         source="vllm 0.33.0, compressed_tensors_w4a4_nvfp4.py, process_weights_after_loading",
     ),
+    "aten::allclose": FakeKernel(
+        lambda *_, **__: True,
+        returns="yes",
+        why="vLLM warns of an NVFP4 checkpoint whose experts' two halves have different scales; nothing else follows",
+        source="vllm 0.33.0, compressed_tensors_moe_w4a4_nvfp4.py, process_weights_after_loading",
+    ),
     "deep_gemm::transform_sf_into_required_layout": FakeKernel(
         _required_layout,
         returns="the scales as they are, row-major and padded, or packed four to an int32",

@@ -95,6 +95,11 @@ def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours:
 
     dispatch = fake_tensor.FakeTensorMode._dispatch_impl
     read = torch.ops.aten._local_scalar_dense.default
+    unanswered = (
+        fake_tensor.UnsupportedOperatorException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.DataDependentOutputException,
+    )
 
     def answer(self: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self is not ours or self.shape_env is not None:
@@ -106,12 +111,12 @@ def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours:
             return value
         stated = fake_kernels.WITHOUT_FAKE_KERNEL.get(func._schema.name)
         if stated is not None:
-            device.log.stand_ins[(_site(), f"shape of {func._schema.name}")] += 1
+            device.log.stand_ins[(_site(), f"result of {func._schema.name}")] += 1
             with self:
                 return stated.answer(*args, **kwargs)
         try:
             return dispatch(self, func, types, args, kwargs)
-        except (fake_tensor.UnsupportedOperatorException, fake_tensor.DynamicOutputShapeException) as error:
+        except unanswered as error:
             raise MissingFakeKernelError(
                 f"operator {func._schema.name} has no fake kernel (asked at {_site()}); "
                 f"state what it returns in {fake_kernels.__name__}.WITHOUT_FAKE_KERNEL"
