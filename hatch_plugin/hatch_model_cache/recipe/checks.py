@@ -189,7 +189,7 @@ class _Checker:
         wanted: str | None = engines.adapter(engine.partition("==")[0]).KIND if engine else None
         for name, kind in kinds.items():
             if wanted and kind != wanted:
-                others = ", ".join(other for other in engines.NAMES if engines.adapter(other).KIND in (kind, None))
+                others = ", ".join(other for other in engines.NAMES if kind == engines.adapter(other).KIND)
                 self.problem(
                     "targets",
                     f"{name!r} is a {kind.upper()}, and {engine} runs on {wanted.upper()}s: "

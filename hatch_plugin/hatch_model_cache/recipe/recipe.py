@@ -60,7 +60,9 @@ class Recipe:
         factory=tuple,
         shown="`[model]`",
     )
-    targets: tuple[str, ...] = _option("list of strings", "GPUs, or the one kind of CPU, to compile for; see `model-cache targets`")
+    targets: tuple[str, ...] = _option(
+        "list of strings", "GPUs, or the one kind of CPU, to compile for; see `model-cache targets`"
+    )
     serve_args: tuple[str, ...] = _option(
         "list of strings", "Arguments of `vllm serve`, without the model's name", factory=tuple
     )

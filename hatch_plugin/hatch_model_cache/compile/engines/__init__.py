@@ -4,7 +4,7 @@ An adapter is a module that imports nothing but the standard library until one o
 build side can ask it for facts. It has:
 
 - ``VERSIONS``: the engine's versions it was checked on;
-- ``KIND``: of the targets it runs on, ``"gpu"`` or ``"cpu"``; None for both;
+- ``KIND``: of the targets it runs on, ``"gpu"`` or ``"cpu"``;
 - ``environment(cache_root)``: variables that send the engine's cache there, and are in no key;
 - ``rules(version)``: what must be equal although the engine's key does not hold it (`rule.Rule`);
 - ``expected_ranks(arguments)``: names of the per-rank directories an engine started with these arguments looks for;

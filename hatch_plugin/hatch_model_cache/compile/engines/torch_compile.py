@@ -23,14 +23,14 @@ from typing import Any
 
 from hatch_model_cache.compile.surroundings import Surroundings
 
-from . import torch_keys, vllm_cpu_files, vllm_cpu_host, vllm_host
+from . import torch_keys, vllm_cpu_files, vllm_cpu_host
 from .rule import Rule
 
 VERSIONS = frozenset({"2.13.0"})
 """torch versions this adapter was checked on."""
 
-KIND = None
-"""Of the targets that it compiles for: both."""
+KIND = "cpu"
+"""What a GPU's wheel of it would need, a rehearsal of a program of one's own, is not there yet."""
 
 MODES = ("mega",)
 """Forms of a cache that can be made and loaded."""
@@ -186,7 +186,7 @@ def compile_rank(
     else:
         raise RuntimeError(f"factory {program.factory!r}: torch.compile found nothing to compile in its module")
     on_stage("save")
-    return _saved(surroundings, program, names)
+    return _saved(program, names)
 
 
 def _made(program: Program) -> tuple[Any, tuple[Any, ...]]:
@@ -201,7 +201,7 @@ def _made(program: Program) -> tuple[Any, tuple[Any, ...]]:
     return module, inputs
 
 
-def _saved(surroundings: Surroundings, program: Program, names: list[str]) -> Compiled:
+def _saved(program: Program, names: list[str]) -> Compiled:
     """Write the mega cache where an entry will have it, and describe it."""
     import torch
 
@@ -227,15 +227,8 @@ def _saved(surroundings: Surroundings, program: Program, names: list[str]) -> Co
     path.parent.mkdir(parents=True)
     path.write_bytes(data)
     keys = [{"served_as": name, "key": key, "directory": f"torch/{key}", "overrides": {}} for name in names]
-    found = () if surroundings.log.kernels else vllm_cpu_files.kernels(cache, cache.parent)
+    found = vllm_cpu_files.kernels(cache, cache.parent)
     kernels = tuple(file for file in found if file["kind"] == "inductor-kernel")  # nobody looks for probes
-    contains = ("cubin", "pickle") if surroundings.log.kernels else ("pickle",)
-    artifact = Artifact("program", str(path), keys, COMPONENT, "torch-mega-cache", contains, kernels)
-    return Compiled([artifact], factors, _unkeyed(surroundings), len(parts["inductor"]))
-
-
-def _unkeyed(surroundings: Surroundings) -> dict[str, str | bool | int | None]:
-    """What decides the code and is in no key of torch."""
-    if surroundings.log.kernels:
-        return {"triton.environment": vllm_host.triton_environment()}
-    return {**vllm_cpu_host.machine(), **vllm_cpu_host.build_machine()}
+    artifact = Artifact("program", str(path), keys, COMPONENT, "torch-mega-cache", ("pickle",), kernels)
+    unkeyed = {**vllm_cpu_host.machine(), **vllm_cpu_host.build_machine()}
+    return Compiled([artifact], factors, unkeyed, len(parts["inductor"]))

@@ -74,14 +74,10 @@ class Pretence:
         torch_cuda.install(self.patches, self.device)
         self.mode = fake_tensors.install(self.patches, self.device)
 
-    def before_compile(self) -> None:
-        """Answer for Triton and Inductor."""
-        triton_driver.install(self.patches, self.device)
-        inductor.install(self.patches, self.device)
-
     def before_platform(self) -> None:
         """Answer for NVML, Triton, Inductor and the process group. Call before ``vllm.platforms`` is resolved."""
-        self.before_compile()
+        triton_driver.install(self.patches, self.device)
+        inductor.install(self.patches, self.device)
         nvml.install(self.patches, self.device)
         distributed.install(self.patches)
 
@@ -107,17 +103,13 @@ class Pretence:
 
 
 @contextmanager
-def pretend(target: Target, *, scratch: Path, count: int = 1, engine: str = "vllm") -> Iterator[Pretence]:
-    """Be `count` GPUs of `target` for what `engine` asks, until the block ends: torch and Triton, and NVML and vLLM
-    unless it is torch alone."""
+def pretend(target: Target, *, scratch: Path, count: int = 1) -> Iterator[Pretence]:
+    """Be `count` GPUs of `target` for torch, Triton, NVML and vLLM, until the block ends."""
     pretence = Pretence(target, count)
     try:
         pretence.before_engine_import(scratch)
-        if engine == "torch":
-            pretence.before_compile()
-        else:
-            pretence.before_platform()
-            model_loading.install_inspection(pretence.patches)
+        pretence.before_platform()
+        model_loading.install_inspection(pretence.patches)
         yield pretence
     finally:
         pretence.close()

