@@ -81,9 +81,28 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         f"Ratio {check['ratio']:.2f} (limit {check['limit']}), of processor seconds.",
         "",
+        *looked(results["many"]),
         *started(results["cpu"]),
     ]
     return "\n".join(lines)
+
+
+def looked(many: dict[str, Any]) -> list[str]:
+    """The section of the commands that only look."""
+    rows = [
+        f"| `{row['command']}` | {row['wheels']:,} | {row['clock_ms']:.0f} | {row['busy_ms']:.0f} |"
+        for row in many["rows"]
+    ]
+    return [
+        "## Commands that only look, with many wheels installed",
+        "",
+        f"| best of {many['runs']} | wheels | ms | processor ms |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        f"Limit with 200 wheels: {many['limit_ms']} ms.",
+        "",
+    ]
 
 
 def started(cpu: dict[str, Any]) -> list[str]:
@@ -118,6 +137,7 @@ def main() -> None:
         "plugin": run("plugin_noop.py"),
         "deploy": run("deploy_throughput.py"),
         "check": run("check_time.py", "--json"),
+        "many": run("many_wheels.py"),
         "cpu": run("cpu_start.py"),
     }
     (HERE / "results.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
