@@ -116,7 +116,7 @@ def test_a_trusted_key_makes_signatures_required(wheel: Path, tmp_path: Path) ->
     assert Trust.of_this_host().policy == "require"
     assert refusal(wheel).endswith(
         "refused, its origin is unknown: not signed; this host requires a signature by a trusted key "
-        f"(trusted here: {key[:16]} (ci))"
+        f"(this host trusts: {key[:16]} (ci))"
     )
     assert judged(signed(wheel, private)) == Origin("trusted", key, f"{key[:16]} (ci)")
 
@@ -441,7 +441,7 @@ def test_require_without_any_key_refuses_everything(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MODEL_CACHE_POLICY", "require")
-    assert "trusted here: none" in refusal(wheel)
+    assert "this host trusts: none" in refusal(wheel)
     private, _, _ = make_key(tmp_path)
     assert "signed by an unknown key" in refusal(signed(wheel, private))
 
@@ -492,12 +492,17 @@ def test_verify_with_exactly_these_keys(wheel: Path, tmp_path: Path, capsys: pyt
     assert cli.main(["verify", str(wheel)]) == 0
     assert cli.main(["verify", str(wheel), "--trust", str(ours[1])]) == 7
     assert cli.main(["verify", str(wheel), "--trust", str(ours[1]), "--trust", str(theirs[1])]) == 0
-    assert cli.main(["verify", str(wheel), "--trust", str(tmp_path / "none")]) == 7
+    assert cli.main(["verify", str(wheel), "--trust", str(tmp_path / "none")]) == 5
     capsys.readouterr()
     assert cli.main(["verify", str(wheel), "--trust", str(ours[1]), "--json"]) == 7
     answer = json.loads(capsys.readouterr().out)
     assert answer["error"]["kind"] == "not-trusted"
     assert answer["wheels"][0]["status"] == "not-trusted"
+    unsigned = make_wheel(tmp_path / "unsigned", PICKLED)
+    assert cli.main(["verify", str(unsigned), "--trust", str(ours[1])]) == 7
+    err = capsys.readouterr().err
+    assert "not signed; --trust requires a signature by a trusted key" in err
+    assert "this host" not in err
 
 
 def test_trust_is_managed_on_the_command_line(wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -521,10 +526,57 @@ def test_trust_is_managed_on_the_command_line(wheel: Path, tmp_path: Path, capsy
     assert cli.main(["trust", "remove", "../x"]) == 2
     assert cli.main(["verify", str(wheel)]) == 7  # still revoked
     assert cli.main(["trust", "add", str(tmp_path / "none")]) == 5
-    assert cli.main(["trust", "add", str(private)]) == 7
+    assert cli.main(["trust", "add", str(private)]) == 2
     capsys.readouterr()
+    revoked = tmp_path / "config/model-cache/trusted.d/revoked"
+    for system in ([], ["--system"]):
+        assert cli.main(["trust", "add", str(public), *system]) == 2
+        assert f"{key} is revoked here" in (err := capsys.readouterr().err)
+        assert f"take this id out of {revoked} first" in err
+    revoked.unlink()
     assert cli.main(["trust", "add", str(public), "--system"]) == 0
     assert str(tmp_path / "etc/trusted.d") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("policy", "left", "said"),
+    [
+        ("", "prefer", "the policy falls from require to prefer: unsigned wheels are accepted"),
+        ("require", "require", "the policy is require: every wheel is refused"),
+    ],
+)
+def test_removing_the_last_key_says_what_that_means(
+    policy: str,
+    left: str,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MODEL_CACHE_POLICY", policy)
+    (_, one, first), (_, two, second) = make_key(tmp_path, "one"), make_key(tmp_path, "two")
+    for public in (one, two):
+        trusted_by(tmp_path, public)
+    assert cli.main(["trust", "remove", first, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["policy"], answer["trusted"]) == ("require", 1)
+    assert cli.main(["trust", "remove", second]) == 0
+    assert f"  no trusted signer is left; {said}" in capsys.readouterr().out
+    trusted_by(tmp_path, two)
+    assert cli.main(["trust", "remove", second, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["policy"], answer["trusted"]) == (left, 0)
+
+
+def test_removing_the_last_key_of_a_named_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, public, key = make_key(tmp_path)
+    folder = trusted_by(tmp_path, public)
+    monkeypatch.setenv("MODEL_CACHE_TRUST", str(folder))
+    assert cli.main(["trust", "remove", key]) == 0
+    assert "every wheel is refused now: " in capsys.readouterr().out
+    assert cli.main(["trust", "add", str(public)]) == 0
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "directory", "large"])

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from model_cache.errors import ModelCacheError, NotFoundError, UsageError
+from model_cache.errors import ModelCacheError, NotFoundError, NotTrustedError, UsageError
 from model_cache.origin import identity, keyring
 from model_cache.origin.keyring import REVOKED, SUFFIX, Trusted, load_files, parse_key
 from model_cache.origin.signature import short, timestamp
@@ -36,13 +36,17 @@ def _list(_: Namespace) -> Answer:
     rows = []
     lines = [f"policy: {trust.policy}", f"places: {', '.join(keyring.places())}"]
     for key in trust.keyring.keys.values():
-        state = "revoked" if key.id in trust.keyring.revoked else "expired" if key.expired(now) else "trusted"
+        state = _state(trust, key, now)
         rows.append({"key": key.id, "name": key.name, "expires": key.expires, "path": key.path, "status": state})
         until = f", until {key.expires}" if key.expires else ""
         lines.append(f"{state}: {key.id} {key.name}{until} ({key.path})")
     others = sorted(trust.keyring.revoked - trust.keyring.keys.keys())
     lines += [f"revoked: {key}" for key in others]
     return {"policy": trust.policy, "places": keyring.places(), "keys": rows, "revoked": others}, lines
+
+
+def _state(trust: Trust, key: Trusted, now: float) -> str:
+    return "revoked" if key.id in trust.keyring.revoked else "expired" if key.expired(now) else "trusted"
 
 
 def _directory(options: Namespace) -> str:
@@ -69,9 +73,19 @@ def _check_expires(options: Namespace) -> None:
         raise UsageError(f"--expires: {error}") from None
 
 
+def _check_revoked(key: str) -> None:
+    if path := keyring.revoked_by(key):
+        raise UsageError(f"{key} is revoked here, so trusting it changes nothing; take this id out of {path} first")
+
+
 def _add(options: Namespace) -> Answer:
-    key = parse_key(_read(options.file, keyring.MAX_FILE_BYTES), options.file)
+    text = _read(options.file, keyring.MAX_FILE_BYTES)
+    try:
+        key = parse_key(text, options.file)
+    except NotTrustedError as error:  # nothing of this host is in doubt: the argument is wrong
+        raise UsageError(error.message) from None
     _check_expires(options)
+    _check_revoked(key.id)
     expires = options.expires or key.expires
     path = f"{_directory(options)}/{short(key.id)}{SUFFIX}"
     _write(path, keyring.key_file(key.public, key.name, expires))
@@ -88,6 +102,7 @@ def _add_identity(options: Namespace) -> Answer:
     except (ValueError, RecursionError):
         raise UsageError(f"{options.root:.300}: is not a Sigstore trusted root (JSON)") from None
     found = identity.parse(text, options.root)
+    _check_revoked(found.id)
     if found.can_check():
         found.check_root()
     path = f"{_directory(options)}/{short(found.id)}{identity.SUFFIX}"
@@ -101,12 +116,34 @@ def _add_identity(options: Namespace) -> Answer:
 
 
 def _remove(options: Namespace) -> Answer:
+    before = Trust.of_this_host()
     keys = [key for key in _known(options) if key.path.startswith(f"{_directory(options)}/")]
     for key in keys:
         Path(key.path).unlink()
     if not keys:
         raise NotFoundError(f"no key {options.id} is in {_directory(options)}")
-    return {"removed": [key.path for key in keys]}, [f"no longer trusted: {key.id} ({key.path})" for key in keys]
+    lines = [f"no longer trusted: {key.id} ({key.path})" for key in keys]
+    data, more = _left(before)
+    return {"removed": [key.path for key in keys], **data}, [*lines, *more]
+
+
+def _left(before: Trust) -> Answer:
+    """Who is still trusted after a removal, and, if nobody is, what this host does with wheels from now on."""
+    try:
+        after = Trust.of_this_host()
+    except NotTrustedError as error:  # MODEL_CACHE_TRUST names a place that has become empty
+        return {"policy": None, "trusted": 0}, [f"  every wheel is refused now: {error.message}"]
+    now = time.time()
+    trusted = sum(_state(after, key, now) == "trusted" for key in after.keyring.keys.values())
+    if trusted:
+        return {"policy": after.policy, "trusted": trusted}, []
+    fell = before.policy != after.policy
+    policy = f"the policy falls from {before.policy} to {after.policy}" if fell else f"the policy is {after.policy}"
+    meaning = "every wheel is refused" if after.policy == "require" else "unsigned wheels are accepted"
+    line = f"  no trusted signer is left; {policy}: {meaning}"
+    if fell:
+        line += " (MODEL_CACHE_POLICY=require refuses them)"
+    return {"policy": after.policy, "trusted": 0}, [line]
 
 
 def _revoke(options: Namespace) -> Answer:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from model_cache.errors import NotTrustedError
+from model_cache.errors import NotFoundError, NotTrustedError
 from model_cache.origin import ed25519, identity
 from model_cache.origin.identity import TrustedIdentity
 from model_cache.origin.signature import ED25519, short, timestamp
@@ -100,9 +100,28 @@ def load(environ: Mapping[str, str] = os.environ) -> Keyring:
 
 
 def load_files(paths: Iterable[str]) -> Keyring:
-    """Exactly these files and directories (`--trust`). Raises NotTrustedError when one cannot be relied on."""
+    """Exactly these files and directories (`--trust`).
+
+    Raises NotFoundError when one is not there, NotTrustedError when it cannot be relied on.
+    """
     found = [os.path.abspath(path) for path in paths]  # noqa: PTH100
+    for path in found:
+        if not os.path.lexists(path):
+            raise NotFoundError(f"{printable(path)}: there are no trusted keys: no such file")
     return _collected(found, needed=set(found))
+
+
+def revoked_by(key: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The path of the file in which this host revokes the key id `key`, None if it does not.
+
+    Only such files are read: whoever is about to add the first key, or to mend a broken one, has no whole keyring.
+    Raises NotTrustedError when a place cannot be relied on.
+    """
+    for place in dict.fromkeys(places(environ)):
+        for path in _files(place, needed=False):
+            if path.rpartition("/")[2] == REVOKED and key in _revoked(read(path), path):
+                return path
+    return None
 
 
 def _collected(paths: Iterable[str], needed: set[str]) -> Keyring:

@@ -61,10 +61,11 @@ _TEXTS = {
 
 @dataclass(frozen=True)
 class Trust:
-    """What this host asks of a wheel. policy: "require", "prefer" or "off"."""
+    """What is asked of a wheel. policy: "require", "prefer" or "off"; asker: who does, for messages."""
 
     policy: str
     keyring: Keyring
+    asker: str = "this host"
 
     @classmethod
     def of_this_host(cls, environ: Mapping[str, str] = os.environ) -> Trust:
@@ -82,8 +83,8 @@ class Trust:
 
     @classmethod
     def of_files(cls, paths: Iterable[str]) -> Trust:
-        """`require`, with exactly the keys in these files and directories."""
-        return cls("require", keyring.load_files(paths))
+        """`require`, with exactly the keys in these files and directories. Raises what `load_files` raises."""
+        return cls("require", keyring.load_files(paths), "--trust")
 
     def lenient(self) -> Trust:
         """The same keys, and nothing required: for commands that only show what a wheel is."""
@@ -136,8 +137,8 @@ class Trust:
         reason = origin.text.partition(": intact, origin unknown")[0]
         known = ", ".join(keyring.label(key) for key in self.keyring.keys.values()) or "none"
         raise NotTrustedError(
-            f"{payload.label}: refused, its origin is unknown: {reason}; this host requires a signature by a trusted "
-            f"key (trusted here: {known})"
+            f"{payload.label}: refused, its origin is unknown: {reason}; {self.asker} requires a signature by a "
+            f"trusted key ({self.asker} trusts: {known})"
         )
 
 
