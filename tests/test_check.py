@@ -409,6 +409,17 @@ class TestRecipe:
         code, out, _ = run(str(project), "--json", command=(), target=())
         assert any("--max-num-batched-tokens" in warning for warning in json.loads(out)["warnings"])
 
+    def test_a_recipe_that_leaves_nothing_open(self, run: Run, tmp_path: Path) -> None:
+        project = str(make_project(tmp_path / "recipe", {**TABLE, "revision": "0" * 40}))
+        assert run(project, command=(), target=())[:2] == (0, "everything is pinned\n")
+        local = str(make_project(tmp_path / "local", TABLE, version="1.0.0+cu130"))
+        assert "project.version 1.0.0+cu130 has a local part" in run(local, command=(), target=())[1]
+
+    def test_a_directory_that_is_not_there(self, run: Run, tmp_path: Path) -> None:
+        code, _, error = run(str(tmp_path / "nodir"), command=(), target=())
+        assert code == 2
+        assert f"{tmp_path / 'nodir'} does not exist" in error
+
     def test_a_wheel_without_a_command_is_wrong_usage(self, run: Run, built: str) -> None:
         assert run(built, command=(), target=())[0] == 2
 

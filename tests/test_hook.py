@@ -452,8 +452,8 @@ def test_the_table_of_one_target_is_named(tmp_path: Path) -> None:
 def test_a_wrong_name_stops_with_the_right_one(tmp_path: Path, compiled: Path, target: str) -> None:
     project = make_project(tmp_path / "name", name="model-cache-mine")
     output = refused(project, "-t", target, MODEL_CACHE_ARTIFACTS=compiled)
-    assert output.splitlines() == [
-        f"model-cache: project.name is `model-cache-mine`; from the recipe's model and targets follows `{NAME}`."
+    assert output.splitlines()[1:] == [
+        f"  - project.name: is `model-cache-mine`; from the recipe's model and targets follows `{NAME}`."
     ]
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from build_factories import CONFIG
 from factories import make_wheel
 from hatch_model_cache import targets
+from hatch_model_cache.compile import engines
 from hatch_model_cache.matrix import builder, cells, display, emission, matrix_file, records
 from hatch_model_cache.matrix.cells import Cell, merged
 from hatch_model_cache.matrix.machine import weight
@@ -261,12 +262,18 @@ def test_one_problem(directory: Path, change: tuple[str, str], expected: str) ->
     assert any(problem.startswith(expected) for problem in problems(directory, text.replace(*change)))
 
 
-def test_two_wheels_of_one_name(directory: Path) -> None:
+def test_two_wheels_of_one_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines.adapter("vllm"), "VERSIONS", frozenset({"0.33.0", "0.34.0"}))
     text = TEXT.replace('engines = ["vllm==0.33.0"]', 'engines = ["vllm==0.33.0", "vllm==0.34.0"]')
     found = problems(directory, text)
     assert found[0].startswith(f"{SMALL}==1.2.0: two engines give this one wheel (vllm==0.33.0 and vllm==0.34.0)")
     told_apart = text.replace('"1.2.0"', '"{engine}.1"').replace('"2.0.0"', '"{engine}.2"')
     assert len(read(directory, told_apart)) == 10
+
+
+def test_an_engine_version_that_no_adapter_knows(directory: Path) -> None:
+    found = problems(directory, TEXT.replace('engines = ["vllm==0.33.0"]', 'engines = ["vllm==0.34.0"]'))
+    assert "engines[0]: 'vllm==0.34.0' is not known to this release, which knows vllm==0.33.0." in found
 
 
 def test_a_combination_that_makes_no_recipe_is_told_with_its_place(directory: Path) -> None:

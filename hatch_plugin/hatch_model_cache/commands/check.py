@@ -24,6 +24,7 @@ from model_cache.wheel import small_file
 from model_cache.wheel.discovery import scan
 from model_cache.wheel.lookup import open_payload
 from model_cache.wheel.manifest import Manifest
+from model_cache.wheel.names import printable
 from model_cache.wheel.verify import read_manifest
 
 _DESCRIPTION = """\
@@ -150,12 +151,19 @@ def _this_cpu(name: str | None, environment: Mapping[str, str]) -> Mapping[str, 
 
 def _check_recipe(arguments: argparse.Namespace) -> int:
     """What a recipe leaves to the GPU or to the entry point."""
-    from hatch_model_cache.recipe.file import load_recipe
+    from hatch_model_cache.recipe.file import load_recipe, project_version, version_warnings
 
     directories = [Path(what) for what in arguments.what]
-    if len(directories) != 1 or not stat.S_ISDIR(small_file.mode(directories[0])):
+    modes = [small_file.mode(directory) for directory in directories]
+    if modes == [0]:
+        raise UsageError(
+            f"{printable(str(directories[0])):.300} does not exist: give the directory of a recipe, "
+            "or for a wheel the engine's command line after --"
+        )
+    if len(modes) != 1 or not stat.S_ISDIR(modes[0]):
         raise UsageError("give the engine's command line after --, or the directory of one recipe")
-    warnings = load_recipe(directories[0]).warnings()
+    recipe = load_recipe(directories[0])
+    warnings = [*recipe.warnings(), *version_warnings(project_version(directories[0]) or "")]
     if arguments.json:
         print_json({"recipe": str(directories[0]), "warnings": warnings})
     else:

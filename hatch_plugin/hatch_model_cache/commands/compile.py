@@ -37,20 +37,20 @@ def _run(arguments: argparse.Namespace) -> int:
 
     recipe = load_recipe(arguments.recipe)
     out = arguments.out or arguments.recipe / "artifacts"
+    warnings = [*recipe.warnings(), *recipe.doubts()]
     answer: dict[str, object] = {
         "name": recipe.distribution_name,
         "engine": recipe.engine,
         "targets": list(recipe.targets),
         "served_as": list(recipe.served_as),
         "recipe_digest": recipe.digest(),
-        "warnings": recipe.warnings(),
+        "warnings": warnings,
         "artifacts": str(out),
     }
     if not arguments.quiet:
-        for warning in recipe.warnings():
+        for warning in warnings:
             sys.stderr.write(f"model-cache: warning: {warning}\n")
     if arguments.dry_run:
-        compiler.check_engine(recipe)
         answer["python"] = interpreter.choose(recipe.engine_name, recipe.python)
     else:
         with progress.shown(quiet=arguments.quiet) as shown:

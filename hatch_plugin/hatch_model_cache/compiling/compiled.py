@@ -100,7 +100,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
             "tool": f"hatch-model-cache {model_cache.__version__}",
             "recipe_digest": recipe.digest(),
             "source": dataclasses.asdict(source_of(recipe)),
-            "warnings": recipe.warnings(),
+            "warnings": [*recipe.warnings(), *recipe.doubts()],
             "stand_ins": _stand_ins(results),
         },
         "host_answers": first["host_answers"],

@@ -59,7 +59,6 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
         CompileError: if the engine fails, or what it left is not complete and right.
     """
     out = _checked(out)
-    check_engine(recipe)
     check_machine(recipe)
     python = interpreter.choose(recipe.engine_name, recipe.python)
     with _staging(out) as staging, _scratch(recipe.digest()) as scratch:
@@ -122,14 +121,6 @@ def _staging(out: Path) -> Iterator[Path]:
 def _cannot_be_made(out: Path, error: Exception) -> UsageError:
     reason = getattr(error, "strerror", None) or str(error)
     return UsageError(f"the artifact directory {printable(str(out)):.300} cannot be made: {reason}")
-
-
-def check_engine(recipe: Recipe) -> None:
-    """Raise UsageError if this release has no adapter for the recipe's engine version."""
-    known = engines.adapter(recipe.engine_name).VERSIONS
-    if recipe.engine_version not in known:
-        versions = ", ".join(f"{recipe.engine_name}=={version}" for version in sorted(known))
-        raise UsageError(f"engine = {recipe.engine!r} is not known to this release, which knows {versions}.")
 
 
 def check_machine(recipe: Recipe) -> None:

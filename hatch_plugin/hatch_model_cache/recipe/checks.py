@@ -74,6 +74,7 @@ class _Checker:
         }
         for key, text in program_checks.problems(self.table, values["engine"]):
             self.problem(key, text)
+        self.engine_version(values["engine"])
         self.config(values["config"], model, values["engine"])
         self.kinds(values["engine"], values["targets"])
         self.hardware(values["targets"], values["hardware"])
@@ -183,6 +184,15 @@ class _Checker:
         if text:
             self.problem("config", text)
 
+    def engine_version(self, engine: str | None) -> None:
+        if engine is None:
+            return  # reported already
+        name, _, version = engine.partition("==")
+        known = engines.adapter(name).VERSIONS
+        if version not in known:
+            versions = ", ".join(f"{name}=={known_version}" for known_version in sorted(known))
+            self.problem("engine", f"{engine!r} is not known to this release, which knows {versions}.")
+
     def kinds(self, engine: str | None, names: tuple[str, ...]) -> None:
         """An engine runs on GPUs or on CPUs; and native code can be built for the one CPU that is there."""
         kinds = {name: targets.load(name).kind for name in names}
@@ -228,6 +238,8 @@ class _Checker:
                 text = "the model is the option `model`, and its served names are `served-as`."
             elif flag == "--served-model-name":
                 text = "the name in the API changes no cache key; give it when serving, not here."
+            elif flag == "--enforce-eager":
+                text = "an engine with --enforce-eager compiles nothing, so there is nothing to cache: leave it away."
             elif flag == "--revision" and revision is not None:
                 given = value if equals else "".join(arguments[index + 1 : index + 2])
                 if given != revision:

@@ -13,24 +13,35 @@ from hatch_model_cache.recipe.recipe import HOOK, WHERE, Recipe
 from model_cache.errors import UsageError
 from model_cache.wheel import small_file
 
-__all__ = ["build_table", "check_name", "find_table", "load_recipe", "parse"]
+__all__ = ["build_table", "find_table", "load_recipe", "parse", "project_version", "version_warnings"]
 
 
 _MAX_BYTES = 16 << 20
 
 
-def parse(table: Mapping[str, Any], *, where: str = WHERE, project_dir: Path | str) -> Recipe:
+_NAMING = ("model", "targets", "hardware", "variant", "name-with-org")
+"""Options that the distribution's name follows from."""
+
+
+def parse(table: Mapping[str, Any], *, where: str = WHERE, project_dir: Path | str, name: str | None = None) -> Recipe:
     """Check the hook's table and return it as a Recipe.
 
     table: what stands under `where` in the project's configuration.
     where: TOML path for messages.
+    name: `project.name`, which must be what follows from the recipe; None where nothing is known of it.
     Raises UsageError that names every problem, each with its full TOML path.
     """
     project = Path(project_dir).resolve()
     values, problems = check(table, where, project)
+    recipe = Recipe(**values, project_dir=project)
+    named_right = not any(problem.startswith(tuple(f"{where}.{key}" for key in _NAMING)) for problem in problems)
+    if name is not None and named_right and not naming.same_project(name, recipe.distribution_name):
+        problems.append(
+            f"project.name: is `{name}`; from the recipe's model and targets follows `{recipe.distribution_name}`."
+        )
     if problems:
         raise UsageError(f"The recipe of {project} has {_count(problems)}:", problems)
-    return Recipe(**values, project_dir=project)
+    return recipe
 
 
 def _count(problems: Sequence[str]) -> str:
@@ -43,20 +54,24 @@ def load_recipe(project_dir: Path | str) -> Recipe:
     Raises UsageError when there is none, or when it is wrong.
     """
     table, where = find_table(Path(project_dir))
-    recipe = parse(table, where=where, project_dir=project_dir)
-    project = _load_toml(Path(project_dir) / "pyproject.toml").get("project")
-    name = project.get("name") if isinstance(project, Mapping) else None
-    if isinstance(name, str):
-        check_name(name, recipe)
-    return recipe
+    return parse(table, where=where, project_dir=project_dir, name=_project_text(Path(project_dir), "name"))
 
 
-def check_name(name: str, recipe: Recipe) -> None:
-    """Raise UsageError if a project of this name cannot hold what the recipe makes."""
-    if not naming.same_project(name, recipe.distribution_name):
-        raise UsageError(
-            f"project.name is `{name}`; from the recipe's model and targets follows `{recipe.distribution_name}`."
-        )
+def project_version(project_dir: Path) -> str | None:
+    """`project.version`; None where it is dynamic. Raises UsageError when pyproject.toml cannot be read."""
+    return _project_text(project_dir, "version")
+
+
+def version_warnings(version: str) -> list[str]:
+    """What a build should say aloud of a project's version."""
+    if "+" not in version:
+        return []
+    return [f"project.version {version} has a local part (+…), which public indexes refuse."]
+
+
+def _project_text(project_dir: Path, key: str) -> str | None:
+    value = _subtable(_load_toml(project_dir / "pyproject.toml"), "project", key)
+    return value if isinstance(value, str) else None
 
 
 def find_table(project_dir: Path) -> tuple[Mapping[str, Any], str]:

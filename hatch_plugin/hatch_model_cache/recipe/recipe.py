@@ -168,20 +168,12 @@ class Recipe:
 
     def warnings(self) -> list[str]:
         """What a build should say aloud: nothing wrong, and likely to surprise on the serving host."""
-        from hatch_model_cache import targets
-
         found = []
         if self.config is None and self.revision is None and self.factory is None:
             found.append(
                 f"`revision` is not set: config.json of {self.model} is fetched from the newest commit, "
                 "so the same recipe may give another wheel tomorrow."
             )
-        for target in self.load_targets():
-            if isinstance(target, targets.Target) and target.unverified:
-                found.append(
-                    f"target {target.name}: no public source confirms {', '.join(target.unverified)}; "
-                    "compare with `model-cache targets probe` on such a GPU."
-                )
         flags = {argument.partition("=")[0].replace("_", "-") for argument in self.serve_args}
         loose = (
             []
@@ -194,6 +186,17 @@ class Recipe:
                 "entry point (`vllm serve` or `LLM()`), and is part of the cache key. Set it here and when serving."
             )
         return found
+
+    def doubts(self) -> list[str]:
+        """What is not certain of the targets. Nothing in the recipe could change that: it is for who compiles."""
+        from hatch_model_cache import targets
+
+        return [
+            f"target {target.name}: no public source confirms {', '.join(target.unverified)}; "
+            "compare with `model-cache targets probe` on such a GPU."
+            for target in self.load_targets()
+            if isinstance(target, targets.Target) and target.unverified
+        ]
 
 
 @dataclass(frozen=True)
