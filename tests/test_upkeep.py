@@ -96,13 +96,16 @@ def test_rollback(environment: Environment, root: Path, run: Any, caplog: pytest
     environment.install("2.0.0", NEXT)
     code, out, _ = run("deploy")
     assert code == 0
+    assert out.startswith(f"switched: {NAME} from 1.0.0 to 2.0.0 (replaced: 1 entry; written: 4 B) for ")
     assert f"kept for `model-cache rollback {NAME}`: 1.0.0" in out
     code, out, err = run("rollback", NAME, "--dry-run")
     assert (code, err) == (0, "")
-    assert "would be rolled back" in out
+    assert out.startswith(f"would be rolled back: {NAME} from 2.0.0 to 1.0.0 (")
     code, out, err = run("rollback", NAME)
     assert (code, err) == (0, "")
-    assert out.startswith(f"rolled back: {NAME} from 2.0.0 to 1.0.0\n")
+    assert out.startswith(
+        f"rolled back: {NAME} from 2.0.0 to 1.0.0 (deployed: 1 entry; replaced: 1 entry; written: 8.2 kB) for "
+    )
     assert f"engine starts leave 2.0.0 alone; `model-cache deploy {NAME}` brings it back" in out
     assert files_of(root) == expected_files(CONTENTS)
     # What fits in general leaves it alone, and so does every engine start, which says so.
@@ -117,6 +120,24 @@ def test_rollback(environment: Environment, root: Path, run: Any, caplog: pytest
     assert run("deploy", NAME)[0] == 0
     assert files_of(root) == expected_files(NEXT)
     assert said(caplog) == []
+
+
+def test_another_version_with_the_same_files_is_no_unchanged_one(
+    environment: Environment, root: Path, run: Any
+) -> None:
+    environment.install("1.0.0", CONTENTS)
+    run("deploy")
+    environment.install("1.0.1", CONTENTS)
+    switched = f"switched: {NAME} from 1.0.0 to 1.0.1 (unchanged: 2 entries) for h100-sxm5-80gb in {root}\n"
+    assert run("deploy", "--dry-run")[1].startswith(f"would be {switched}")
+    (row,) = json.loads(run("deploy", "--dry-run", "--json")[1])["wheels"]
+    assert (row["outcome"], row["from"], row["version"]) == ("deployed", "1.0.0", "1.0.1")
+    out = run("deploy")[1]
+    assert out.startswith(switched)
+    assert f"kept for `model-cache rollback {NAME}`: 1.0.0" in out
+    assert run("deploy")[1].startswith(f"unchanged: {NAME} 1.0.1 (2 entries)")
+    (row,) = json.loads(run("deploy", "--json")[1])["wheels"]
+    assert (row["outcome"], row["from"]) == ("unchanged", "")
 
 
 def test_rollback_as_json_and_without_anything_to_go_back_to(environment: Environment, root: Path, run: Any) -> None:

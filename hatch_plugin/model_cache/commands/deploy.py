@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from model_cache.commands.results import NONE_INSTALLED, Result, human, joined, progress, unless_quiet
 from model_cache.errors import MismatchError, ModelCacheError, NotFoundError, UsageError
 from model_cache.wheel.discovery import scan
-from model_cache.wheel.names import printable
+from model_cache.wheel.names import counted, printable
 
 if TYPE_CHECKING:
     from model_cache.machine.host import Host
@@ -43,8 +44,8 @@ def run_deploy(options: Namespace) -> Result:
             outcome, origin = _deploy_one(name, root, base if options.overlay else None, assumed, hosts, options)
             done = "deployed" if outcome.changed else "unchanged"
             done = "occupied" if outcome.occupied else done
-            rows.append({**_data(outcome), "outcome": done, "origin": origin.as_dict()})
-            lines += [*_lines(outcome, root), f"  {origin.text}"]
+            rows.append({**_data(outcome), "outcome": done, "from": outcome.replaced, "origin": origin.as_dict()})
+            lines += [*_lines(outcome, root, "switched", outcome.replaced), f"  {origin.text}"]
             if outcome.occupied:
                 errors.append(OccupiedError(outcome, root))
         except ModelCacheError as error:
@@ -121,9 +122,7 @@ def run_rollback(options: Namespace) -> Result:
             errors.append(error)
             continue
         rows.append({**_data(outcome), "outcome": "rolled-back", "from": found.version})
-        would = "would be " if options.dry_run else ""
-        lines.append(f"{would}rolled back: {outcome.name} from {found.version} to {outcome.version}")
-        lines += _lines(outcome, root_path)
+        lines += _lines(outcome, root_path, "rolled back", found.version)
         if not options.dry_run:
             lines.append(
                 f"  engine starts leave {found.version} alone; `model-cache deploy {outcome.name}` brings it back"
@@ -149,24 +148,39 @@ def _data(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _lines(outcome: Outcome, root: str) -> Sequence[str]:
-    """What a deploy or rollback did, for people."""
-    label = f"{outcome.name} {outcome.version}"
+def _lines(outcome: Outcome, root: str, switched: str, before: str) -> Sequence[str]:
+    """What a deploy or rollback did, for people.
+
+    switched: the word for having come from the version `before`, which is "" where no other version was there.
+    """
     would = "would be " if outcome.dry_run else ""
-    lines = []
-    for action in ("deployed", "restored", "unchanged", "kept"):
-        entries = [entry for entry in outcome.entries if entry.action == action]
-        if entries:
-            size = f", {human(outcome.bytes_written)}" if action == "deployed" and outcome.bytes_written else ""
-            count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}{size}"
-            lines.append(f"{would}{action}: {label} ({count}) for {', '.join(outcome.targets)} in {root}")
-        lines += [f"  {entry.directory} {entry.note}" for entry in entries if entry.note]
+    where = f"for {', '.join(outcome.targets)} in {root}"
+    written = human(outcome.bytes_written) if outcome.bytes_written else ""
+    counts = _counts(outcome)
+    if before:
+        was = "another build" if before == outcome.version else before
+        # What another version had in the same place was whole, so nothing is "restored" by putting ours there.
+        parts = [f"{'replaced' if action == 'restored' else action}: {count}" for action, count in counts.items()]
+        parts += [f"written: {written}"] if written else []
+        lines = [f"{would}{switched}: {outcome.name} from {was} to {outcome.version} ({'; '.join(parts)}) {where}"]
+    else:
+        label = f"{outcome.name} {outcome.version}"
+        sizes = {"deployed": f", {written}" if written else ""}
+        lines = [f"{would}{act}: {label} ({count}{sizes.get(act, '')}) {where}" for act, count in counts.items()]
+    lines += [f"  {entry.directory} {entry.note}" for entry in outcome.entries if entry.note]
     lines += [f"{would}removed, of another version: {directory}" for directory in outcome.removed]
     lines += [f"  left, not ours: {printable(path)}" for path in outcome.left]
     if outcome.previous and outcome.changed:
         lines.append(f"  kept for `model-cache rollback {outcome.name}`: {outcome.previous}")
     lines += [f"  note: {printable(note)}" for note in outcome.notes]
     return lines
+
+
+def _counts(outcome: Outcome) -> dict[str, str]:
+    """Every action that was taken, and with how many entries."""
+    numbers = Counter(entry.action for entry in outcome.entries)
+    order = ("deployed", "restored", "unchanged", "kept")
+    return {action: counted(numbers[action], "entry", "entries") for action in order if numbers[action]}
 
 
 def _differences(error: MismatchError) -> Sequence[dict[str, str]]:

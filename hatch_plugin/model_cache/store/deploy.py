@@ -12,7 +12,7 @@ from model_cache.store import files, kept, overlay, place, plan, staging, state
 from model_cache.store.plan import EntryOutcome
 from model_cache.store.plan import Outcome as Outcome
 from model_cache.store.root import Root
-from model_cache.store.switch import Wanted, all_targets, is_done, obsolete, switch
+from model_cache.store.switch import Wanted, all_targets, is_done, obsolete, replaced, switch
 from model_cache.wheel.payload import InstalledPayload, Payload
 from model_cache.wheel.verify import Deadline, Progress, Verified, read_manifest, verify
 
@@ -181,8 +181,9 @@ def _dry_run(root_path: str, verified: Verified, targets: tuple[str, ...], deadl
             steps = plan.make(root, plan.wanted(verified, targets, old), old, deadline)
             entries = tuple(step.outcome for step in steps)
             removed = obsolete(plan.superseded(old, steps), steps)
+            before = replaced(old, verified)
     except NotFoundError:
         entries = tuple(EntryOutcome(entry.directory, "deployed") for entry in plan.wanted(verified, targets))
-        removed = []
+        removed, before = [], ""
     gone = tuple(entry.directory for entry in removed)
-    return Outcome(manifest.name, manifest.version, targets, entries, removed=gone, dry_run=True)
+    return Outcome(manifest.name, manifest.version, targets, entries, removed=gone, dry_run=True, replaced=before)

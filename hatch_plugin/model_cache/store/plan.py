@@ -32,7 +32,8 @@ class Outcome:
     """What a deploy did, or would do (dry_run). bytes_written: of the entries that were written.
 
     removed: entries of another version that are gone; left: files in there that are not ours, relative to the root.
-    previous: the version that is kept for a rollback; notes: what is to be said about the place, one line each.
+    previous: the version that is kept for a rollback; replaced: the one that was deployed until now, "" if it was this
+    very wheel or none; notes: what is to be said about the place, one line each.
     """
 
     name: str
@@ -44,12 +45,13 @@ class Outcome:
     left: tuple[str, ...] = ()
     dry_run: bool = False
     previous: str | None = None
+    replaced: str = ""
     notes: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
         """Whether the cache root is another one than before."""
-        return bool(self.removed) or any(entry.action in WRITES for entry in self.entries)
+        return bool(self.replaced or self.removed) or any(entry.action in WRITES for entry in self.entries)
 
     @property
     def occupied(self) -> tuple[str, ...]:

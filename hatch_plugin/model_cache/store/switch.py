@@ -100,8 +100,16 @@ def switch(root: Root, wanted: Wanted, deadline: Deadline) -> Outcome:
         removed=tuple(removed),
         left=tuple(left),
         previous=kept.version(root, result),
+        replaced=replaced(old, wanted.verified),
         notes=tuple(place.notes(root.descriptor, root.path)),
     )
+
+
+def replaced(old: State | None, verified: Verified) -> str:
+    """The version that was deployed as a whole, if it is another wheel than the wanted one; else ""."""
+    if old is None or old.phase != "deployed" or old.manifest_sha256 == verified.manifest_sha256:
+        return ""
+    return old.version
 
 
 def _previous(old: State | None, verified: Verified) -> str:

@@ -1,4 +1,4 @@
-"""Names: distributions, data packages, and the relative paths a manifest may hold."""
+"""Names: distributions, data packages, and the relative paths a manifest may hold; how messages show such things."""
 
 from __future__ import annotations
 
@@ -75,6 +75,11 @@ def printable(text: str) -> str:
     """`text` with control characters and surrogates escaped: a wheel may not steer a terminal or forge a log line,
     and what cannot be encoded may not end a command."""
     return _UNPRINTABLE.sub(_escaped, text)
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number of things for people: "1 file", "2 files"; many: the plural where it is not `one` with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _escaped(match: re.Match[str]) -> str:
