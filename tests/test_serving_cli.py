@@ -211,6 +211,23 @@ def test_verify_names_every_damaged_file_of_every_wheel(site: Path, run: Any) ->
     assert "has other content" in done.json["wheels"][0]["problems"][1]
 
 
+def test_verify_takes_a_directory_of_wheels(
+    site: Path, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wheels = [make_wheel(tmp_path / "out", changes=HERE), make_wheel(tmp_path / "out", name=OTHER)]
+    for word in ("out", "out/", str(tmp_path / "out")):
+        answer = run("verify", word, "--json")
+        assert answer.code == 0
+        assert [row["name"] for row in answer.json["wheels"]] == sorted([NAME, OTHER])
+    wheels[0].write_bytes(b"")
+    assert run("verify", "out").code == 3
+    (tmp_path / NAME).mkdir()  # a name is an installed wheel's
+    assert run("verify", NAME).code == 0
+    done = run("verify", f"./{NAME}")
+    assert (done.code, done.err) == (5, f"model-cache: ./{NAME}: holds no wheel\n")
+
+
 def test_verify_what_was_deployed(site: Path, root: Path, run: Any, assumed: None) -> None:
     assert run("verify", NAME, "--root", str(root)).code == 5
     run("deploy")
@@ -219,6 +236,9 @@ def test_verify_what_was_deployed(site: Path, root: Path, run: Any, assumed: Non
     done = run("verify", NAME, "--root", str(root), "--json")
     assert done.code == 0
     assert done.json["wheels"][0]["deployed"] == 4
+    assert done.json["wheels"][0]["deployed_version"] == "1.0.0"
+    lines = run("verify", NAME, "--root", str(root)).out.splitlines()
+    assert lines[1:] == [f"  intact in {root}: {NAME} 1.0.0 (4 files)"]
     (root / ENTRY_ONE / "rank_0_0/model").write_bytes(b"")
     (root / ENTRY_TWO / "rank_0_0/model").unlink()
     done = run("verify", NAME, "--root", str(root))

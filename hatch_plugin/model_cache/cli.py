@@ -169,7 +169,12 @@ def _add_verify(commands: _Commands) -> None:
         "Nothing in it is imported or unpickled."
     )
     parser = _add(commands, "verify", "check every byte of wheels against their manifests", more)
-    parser.add_argument("wheels", metavar="NAME|WHEEL", nargs="*", help=f"{_NAMES}, or paths of .whl files")
+    parser.add_argument(
+        "wheels",
+        metavar="NAME|WHEEL|DIR",
+        nargs="*",
+        help=f"{_NAMES}, or paths of .whl files or of directories of them",
+    )
     parser.add_argument("--root", metavar="DIR", help="check also what deploy has put into this cache root")
     parser.add_argument(
         "--trust",

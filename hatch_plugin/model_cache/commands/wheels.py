@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from argparse import Namespace
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from model_cache.commands.results import NONE_INSTALLED, Result, human, joined, progress, table, unless_quiet
 from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
+from model_cache.wheel import small_file
 from model_cache.wheel.discovery import scan
-from model_cache.wheel.names import printable
+from model_cache.wheel.names import PREFIX, counted, normalize, printable
+
+if TYPE_CHECKING:
+    from model_cache.store.state import State
 
 
 def run_list(_: Namespace) -> Result:
@@ -61,7 +69,7 @@ def run_verify(options: Namespace) -> Result:
     from model_cache.wheel.verify import verify
 
     trust = Trust.of_files(options.trust) if options.trust else Trust.of_this_host()
-    names = options.wheels or sorted({wheel.name for wheel in scan().wheels})
+    names = _named(options.wheels) or sorted({wheel.name for wheel in scan().wheels})
     if not names:
         raise NotFoundError(NONE_INSTALLED)
     rows: list[dict[str, Any]] = []
@@ -81,10 +89,14 @@ def run_verify(options: Namespace) -> Result:
                 "bytes": sum(blobs.values()),
                 "origin": found.origin.as_dict(),
             }
+            size = f"{counted(len(blobs), 'file')}, {human(row['bytes'])}"
+            told = [f"intact: {found.manifest.name} {found.manifest.version} ({size}); {found.origin.text}"]
             if options.root:
-                row["deployed"] = _verify_deployed(found.manifest.name, options.root)
-            size = f"{len(blobs)} files, {human(row['bytes'])}"
-            lines.append(f"intact: {found.manifest.name} {found.manifest.version} ({size}); {found.origin.text}")
+                there = _verify_deployed(found.manifest.name, options.root)
+                number = sum(len(entry.files) for entry in (*there.entries, *there.superseded))
+                row |= {"deployed": number, "deployed_version": there.version}
+                told.append(f"  intact in {options.root}: {there.name} {there.version} ({counted(number, 'file')})")
+            lines += told
         except ModelCacheError as error:
             row |= {"status": error.kind, "problems": [error.message, *error.problems]}
             errors.append(error)
@@ -92,8 +104,24 @@ def run_verify(options: Namespace) -> Result:
     return Result({"wheels": rows}, unless_quiet(options, lines), joined(errors))
 
 
-def _verify_deployed(name: str, root_path: str) -> int:
-    """Compare what is deployed with what was written; the number of files. Raises DamagedError."""
+def _named(words: Sequence[str]) -> list[str]:
+    """What the user has named, and for a directory the wheels in it. Raises NotFoundError for one without any."""
+    named: list[str] = []
+    for word in words:
+        # A directory may be called like an installed wheel: the name means the wheel, as it always does.
+        is_path = os.sep in word or not normalize(word).startswith(PREFIX)
+        if is_path and stat.S_ISDIR(small_file.mode(word)):
+            inside = sorted(map(str, Path(word).glob("*.whl")))
+            if not inside:
+                raise NotFoundError(f"{word}: holds no wheel")
+            named += inside
+        else:
+            named.append(word)
+    return list(dict.fromkeys(named))
+
+
+def _verify_deployed(name: str, root_path: str) -> State:
+    """Compare what is deployed with what was written; what that was. Raises DamagedError."""
     from model_cache.engine.status import OTHERS
     from model_cache.store import location, staging, state
     from model_cache.store.root import Root
@@ -120,14 +148,13 @@ def _verify_deployed(name: str, root_path: str) -> int:
         )
     if problems:
         raise DamagedError(f"{name}: is damaged in {root.path}; `model-cache deploy {name}` restores it", problems)
-    return sum(len(entry.files) for entry in (*found.entries, *found.superseded))
+    return found
 
 
 def run_remove(options: Namespace) -> Result:
     """`model-cache remove NAME …`."""
     from model_cache.store import location
     from model_cache.store.removal import remove
-    from model_cache.wheel.names import normalize
 
     root = location.cache_root(options.root)
     still_installed = {wheel.name for wheel in scan().wheels}
