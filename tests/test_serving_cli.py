@@ -399,6 +399,19 @@ def test_deploy_of_damage_writes_nothing(site: Path, root: Path, run: Any, assum
 def test_remove_names_what_stays(site: Path, root: Path, run: Any, assumed: None) -> None:
     run("deploy")
     (root / ENTRY_ONE / "added").touch()
+    before = files_of(root)
+    done = run("remove", NAME, "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"would be removed: {NAME} 1.0.0 (2 entries) from {root}\n")
+    assert f"  would be left, not ours: {ENTRY_ONE}/added\n" in done.out
+    told = run("remove", NAME, "--dry-run", "--json").json
+    assert files_of(root) == before
+    assert run("verify", NAME, "--root", str(root)).code == 0
+    real = run("remove", NAME, "--json").json
+    assert told == {**real, "dry_run": True}
+    assert files_of(root) == {f"{ENTRY_ONE}/added": b""}
+    assert run("remove", NAME, "--dry-run").code == 5
+    run("deploy")
     done = run("remove", NAME)
     assert done.code == 0
     assert f"  left, not ours: {ENTRY_ONE}/added\n" in done.out

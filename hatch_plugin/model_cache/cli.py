@@ -238,6 +238,7 @@ def _add_remove(commands: _Commands) -> None:
     parser = _add(commands, "remove", "take away exactly what deploy has put into a cache root", more)
     parser.add_argument("names", metavar="NAME", nargs="+", help="names of deployed wheels, installed or not")
     _add_root(parser)
+    _add_dry_run(parser)
     _add_quiet(parser)
 
 

@@ -163,7 +163,7 @@ def run_remove(options: Namespace) -> Result:
     errors: list[ModelCacheError] = []
     for name in dict.fromkeys(map(normalize, options.names)):
         try:
-            done = remove(name, root)
+            done = remove(name, root, dry_run=options.dry_run)
         except ModelCacheError as error:
             rows.append({"name": name, "outcome": error.kind, "problems": [error.message, *error.problems]})
             errors.append(error)
@@ -175,12 +175,15 @@ def run_remove(options: Namespace) -> Result:
             "installed": name in still_installed,
         }
         rows.append({"name": done.name, "version": done.version, "outcome": "removed", **row})
-        lines.append(f"removed: {done.name} {done.version} ({len(done.removed)} entries) from {root}")
-        lines += [f"  left, not ours: {printable(path)}" for path in done.left]
-        lines += [f"  left, was there before: {directory}" for directory in done.kept]
+        would = "would be " if options.dry_run else ""
+        count = counted(len(done.removed), "entry", "entries")
+        lines.append(f"{would}removed: {done.name} {done.version} ({count}) from {root}")
+        lines += [f"  {would}left, not ours: {printable(path)}" for path in done.left]
+        lines += [f"  {would}left, was there before: {directory}" for directory in done.kept]
         if name in still_installed:
             lines.append(f"  {name} is still installed: the next engine start deploys it again; pip uninstall it")
-    return Result({"root": root, "wheels": rows}, unless_quiet(options, lines), joined(errors))
+    data = {"root": root, "dry_run": options.dry_run, "wheels": rows}
+    return Result(data, unless_quiet(options, lines), joined(errors))
 
 
 def run_trust(options: Namespace) -> Result:

@@ -13,7 +13,10 @@ from model_cache.wheel.verify import Deadline
 
 @dataclass(frozen=True)
 class Removal:
-    """What a removal did. removed: entry directories; left: files that are not ours; kept: never were ours."""
+    """What a removal did, or would do.
+
+    removed: entry directories; left: files that are not ours; kept: entries that never were ours.
+    """
 
     name: str
     version: str
@@ -22,22 +25,19 @@ class Removal:
     kept: tuple[str, ...]
 
 
-def remove(name: str, root_path: str, deadline: Deadline | None = None) -> Removal:
+def remove(name: str, root_path: str, deadline: Deadline | None = None, *, dry_run: bool = False) -> Removal:
     """Take away what deploy has put into the root for wheel `name`; it need not be installed any more.
 
+    dry_run: look at everything, change nothing.
     Raises NotFoundError when it is not deployed there, ModelCacheError when the place cannot be written to.
     """
     deadline = deadline or Deadline()
-    with system_errors(root_path), Root.open(root_path, judge=True) as root:
-        state.require(root, name)
-        with root.lock(deadline):
-            found = state.require(root, name)
-            leftovers.clean(root, found.ours())
-            note(root, found.in_phase("removing"))
-            left = [path for entry in found.ours() for path in staging.take_away(root, entry, deadline)]
-            kept.drop(root, name)
-            state.delete(root, name)
-            root.prune()
+    with system_errors(root_path), Root.open(root_path, judge=not dry_run) as root:
+        found = state.require(root, name)
+        if dry_run:
+            left = [path for entry in found.ours() for path in staging.would_leave(root, entry, deadline)]
+        else:
+            found, left = _take_away(root, name, deadline)
     return Removal(
         name=found.name,
         version=found.version,
@@ -45,6 +45,19 @@ def remove(name: str, root_path: str, deadline: Deadline | None = None) -> Remov
         left=tuple(left),
         kept=tuple(entry.directory for entry in found.entries if not entry.ours),
     )
+
+
+def _take_away(root: Root, name: str, deadline: Deadline) -> tuple[State, list[str]]:
+    """What was deployed, and which files stay."""
+    with root.lock(deadline):
+        found = state.require(root, name)
+        leftovers.clean(root, found.ours())
+        note(root, found.in_phase("removing"))
+        left = [path for entry in found.ours() for path in staging.take_away(root, entry, deadline)]
+        kept.drop(root, name)
+        state.delete(root, name)
+        root.prune()
+    return found, left
 
 
 def note(root: Root, found: State) -> None:

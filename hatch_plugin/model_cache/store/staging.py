@@ -293,6 +293,16 @@ def take_away(root: Root, entry: DeployedEntry, deadline: Deadline, *, even_if_c
     return [f"{entry.directory}/{path}" for path in left]
 
 
+def would_leave(root: Root, entry: DeployedEntry, deadline: Deadline) -> list[str]:
+    """What `take_away` would leave of `entry`, relative to the root."""
+    try:
+        with files.opened(root.descriptor, entry.directory) as directory:
+            left = _left(directory, {file.path for file in entry.files if _is_same(directory, file, deadline)})
+    except FileNotFoundError:
+        return []
+    return [f"{entry.directory}/{path}" for path in left]
+
+
 def _left(directory: int, listed: set[str]) -> list[str]:
     """Everything but the listed files and the directories that hold them; an empty directory ends with "/"."""
     left: list[str] = []
