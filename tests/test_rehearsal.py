@@ -16,16 +16,17 @@ TARGET = "h100-sxm5-80gb"
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place for the logs that are kept."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "-inf", "soon"])
 def test_a_timeout_is_a_positive_number(timeout: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["rehearse", "--target", TARGET, f"--timeout={timeout}", "--", "true"]) == 2
     err = capsys.readouterr().err
-    assert "--timeout" in err
+    assert "--timeout: must be a positive number of seconds" in err
     assert len(err.splitlines()) == 1
 
 
@@ -37,6 +38,18 @@ def test_an_engine_that_is_too_slow() -> None:
 def test_an_engine_that_ends_early() -> None:
     with pytest.raises(CompileError, match="ended without reaching its model"):
         rehearse(["/bin/true"], TARGET, timeout=60)
+
+
+def test_the_last_error_of_the_log_is_told_and_only_that_log_is_kept(temporary: Path) -> None:
+    script = (
+        "echo '(EngineCore pid=7) ERROR 11-30 [core.py:1] ValueError: too long.'; echo later;"
+        "echo 'RuntimeError: Engine core initialization failed. See root cause above.'"
+    )
+    with pytest.raises(CompileError, match=r"without reaching its model: ValueError: too long\. Its log: ") as caught:
+        rehearse(["/bin/sh", "-c", script], TARGET, timeout=60)
+    (log,) = temporary.iterdir()
+    assert str(log) in caught.value.message
+    assert "later\n" in log.read_text()
 
 
 @pytest.mark.parametrize("command", [["/no/such/engine"], ["/"], ["a\0b"], [""]])
@@ -55,11 +68,12 @@ class TestRanks:
         command = [part.replace("{script}", script) for part in self.COMMAND]
         return rehearse(command, TARGET, timeout=timeout)
 
-    def test_every_rank_reports(self) -> None:
+    def test_every_rank_reports(self, temporary: Path) -> None:
         first, second = written("0_0", loaded=2, load=0.5), written("1_0", loaded=1, compiles=3, load=0.25)
         found = self.engine(f"{first} > $reports/1.json; {second} > $reports/2.json; sleep 60")
         assert found.ranks == ("0_0", "1_0")
         assert (found.loaded, found.inductor_compiles, found.load_seconds) == (1, 3, 0.5)
+        assert list(temporary.iterdir()) == [], "nothing of a rehearsal that succeeded is left"
         assert not found.warm
 
     def test_one_rank_fails(self) -> None:

@@ -10,7 +10,9 @@ import sys
 import time
 import traceback
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +23,11 @@ from .surroundings import Surroundings, surround
 RESULT = "result.json"
 
 
-class UnknownVersionError(RuntimeError):
+class WrongEngineError(RuntimeError):
+    """This interpreter has not the engine that was asked for."""
+
+
+class UnknownVersionError(WrongEngineError):
     """The engine's version has no adapter: nothing can be said about its keys."""
 
 
@@ -53,9 +59,12 @@ def main(job_path: Path, descriptor: int) -> int:
     except ModuleNotFoundError as error:
         traceback.print_exc()
         result = {"error": f"{sys.executable} has no working {job['engine']}: {error}"}
+    except WrongEngineError as error:
+        traceback.print_exc()
+        result = {"error": str(error), "unknown": isinstance(error, UnknownVersionError)}
     except Exception as error:
         traceback.print_exc()
-        result = {"error": f"{type(error).__name__}: {error}", "unknown": isinstance(error, UnknownVersionError)}
+        result = {"error": f"{type(error).__name__}: {error}"}
     result["measured"] = {
         "seconds": round(time.monotonic() - begun, 2),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -105,11 +114,20 @@ def perform(job: Mapping[str, Any], surroundings: Surroundings, progress: Progre
 
 def _check_version(job: Mapping[str, Any], installed: str, known: Collection[str]) -> None:
     if job["version"] not in (None, installed):
-        raise RuntimeError(f"the recipe asks for {job['engine']}=={job['version']}, this interpreter has {installed}")
+        found = _distribution(job["engine"]) or f"{job['engine']} {installed}"
+        raise WrongEngineError(f"the recipe asks for {job['engine']}=={job['version']}, {sys.executable} has {found}")
     if installed not in known:
         raise UnknownVersionError(
             f"{job['engine']} {installed} is not known to this release; known: {', '.join(sorted(known))}"
         )
+
+
+def _distribution(engine: str) -> str | None:
+    """The distribution that the engine's package is of, and its version: several have a package `vllm`."""
+    for name in (engine, *engines.SERVERS):
+        with suppress(metadata.PackageNotFoundError):
+            return f"{name} {metadata.version(name)}"
+    return None
 
 
 def _compile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -16,6 +17,10 @@ from hatch_model_cache.compile import engines
 from hatch_model_cache.compile import rehearsal as inside
 from hatch_model_cache.compiling import engine_process
 from model_cache.errors import CompileError, UsageError
+from model_cache.wheel.names import printable
+
+_ERROR = re.compile(r"\b[\w.]*(Error|Exception): .*")
+_LOG_END_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def rehearse(
         target: the target to pretend.
         environment: the whole environment of the engine (default: this process's).
         cwd: its working directory.
-        log: file for its output; a temporary one, kept and named on failure, if None.
+        log: file for its output; a temporary one, kept only where an error names it, if None.
         timeout: seconds after which the engine is ended.
 
     Raises:
@@ -100,11 +105,8 @@ def rehearse(
         whole = dict(os.environ if environment is None else environment)
         path = [settings.pop("PYTHONPATH"), *filter(None, [whole.get("PYTHONPATH")])]
         whole.update(settings, PYTHONPATH=os.pathsep.join(path))
-        if log is None:
-            descriptor, name = tempfile.mkstemp(prefix="model-cache-rehearsal-", suffix=".log")
-            os.close(descriptor)
-            log = Path(name)
-        with log.open("wb") as output:
+        written = log or Path(scratch) / engine_process.LOG
+        with written.open("wb") as output:
             try:
                 process = subprocess.Popen(
                     list(command),
@@ -126,9 +128,21 @@ def rehearse(
         if len(found) == ranks or any(document["error"] for document in found):
             return Report.parse(found)
         model = "its model" if ranks == 1 else f"its model in every rank ({len(found)} of {ranks})"
-        if not in_time:
-            raise CompileError(f"The engine did not reach {model} within {timeout:g} s, and was ended. Its log: {log}")
-        raise CompileError(f"The engine ended without reaching {model}. Its log: {log}")
+        late = f"did not reach {model} within {timeout:g} s, and was ended"
+        what = f"ended without reaching {model}" if in_time else late
+        kept = log or engine_process.keep_log(Path(scratch), "rehearsal")
+        raise CompileError(f"The engine {what}{_last_error(written)}. Its log: {kept}")
+
+
+def _last_error(log: Path) -> str:
+    """The last line of a log that tells an exception, as the end of a sentence; empty if there is none."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_END_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    # vLLM's parent process ends with an error of its own, which says only that there is one above
+    own = (line for line in reversed(lines) if "See root cause above" not in line)
+    error = next(filter(None, map(_ERROR.search, own)), None)
+    return f": {printable(error[0]).rstrip('.'):.300}" if error else ""
 
 
 def _wait(

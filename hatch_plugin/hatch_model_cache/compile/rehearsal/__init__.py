@@ -71,7 +71,7 @@ class _Watch(importlib.abc.MetaPathFinder):
 
         self._pretence = Pretence(targets.load_gpu(self._target), self._ranks)
         self._pretence.device.in_use = False  # until there is a worker: the engine asks before it starts one
-        self._pretence.before_engine_import(Path(tempfile.mkdtemp(prefix="model-cache-rehearsal-")))
+        self._pretence.before_engine_import(Path(tempfile.mkdtemp(prefix="cuda-", dir=self._reports)))
 
     def _platform(self, _: str) -> None:
         self._pretence.before_platform()
