@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 import tomllib
@@ -13,11 +14,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from build_factories import CONFIG
 from factories import make_wheel
 from hatch_model_cache import targets
 from hatch_model_cache.compile import engines
+from hatch_model_cache.compiling import interpreter
 from hatch_model_cache.matrix import builder, cells, display, emission, matrix_file, records
 from hatch_model_cache.matrix.cells import Cell, merged
 from hatch_model_cache.matrix.machine import weight
@@ -434,6 +437,43 @@ def test_a_live_table_shows_first_what_is_going_on(directory: Path) -> None:
     assert [name for name, _ in table._ordered()] == names
     table.finish()
     assert [name for name, _ in table._ordered()] == [order.cell.identifier for order in orders]
+
+
+@pytest.mark.parametrize("width", [50, 40, 30, 22])
+def test_a_narrow_table_tells_wheels_apart(width: int) -> None:
+    names = [f"model-cache-qwen3-8b-long-context-{name}" for name in ("h100-sxm5-80gb", "h100-pcie-80gb", "h200")]
+    shown = [display.shortened(name, width) for name in names]
+    assert len(set(shown)) == len(names)
+    assert all(len(text) <= width for text in shown)
+    assert [text[-4:] for text in shown] == ["80gb", "80gb", "h200"]
+
+
+def test_a_live_table_is_as_wide_as_the_terminal(directory: Path) -> None:
+    orders = builder.orders(read(directory), directory / "work", directory / "dist")
+    output = io.StringIO()
+    Console(file=output, width=60).print(display.LiveTable(orders)._table())
+    lines = output.getvalue().splitlines()
+    assert len(lines) == 1 + len(orders)
+    assert all(len(line) <= 60 for line in lines)
+    assert all(order.cell.name[-6:] in line for order, line in zip(orders, lines[1:], strict=True))
+
+
+def test_a_count_that_is_none(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (directory / "matrix.toml").write_text(TEXT)
+    assert cli.main(["matrix", "build", str(directory), "--jobs", "x"]) == 2
+    assert "--jobs: must be a whole number, 1 or more, not 'x'" in capsys.readouterr().err
+
+
+def test_a_matrix_without_an_interpreter(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "matrix.toml").write_text(TEXT)
+    monkeypatch.delenv(interpreter.VARIABLE, raising=False)
+    monkeypatch.setattr(interpreter, "is_here", lambda _: False)
+    assert cli.main(["matrix", "build", str(directory)]) == 2
+    error = capsys.readouterr().err
+    assert "No interpreter with vllm is known: set MODEL_CACHE_PYTHON" in error
+    assert "MODEL_CACHE_ARTIFACTS" not in error
 
 
 def test_a_large_matrix_is_planned_in_seconds(directory: Path) -> None:

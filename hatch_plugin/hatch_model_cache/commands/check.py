@@ -105,7 +105,7 @@ def _manifests(names: Sequence[str]) -> list[Manifest]:
 def installed(command: check.Command) -> tuple[check.Command, str]:
     """The command with the distribution that it is of, since several have one called `vllm`; its interpreter."""
     names = [name for name in engines.SERVERS if name.startswith(command.engine)]
-    python = interpreter.choose(next(filter(interpreter.is_here, names), command.engine), None)
+    python = interpreter.of_host(next(filter(interpreter.is_here, names), command.engine))
     return replace(command, engine=interpreter.has(python, names) or command.engine), python
 
 

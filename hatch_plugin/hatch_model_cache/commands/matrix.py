@@ -95,10 +95,9 @@ def _add(actions: argparse._SubParsersAction[Parser], name: str, text: str, run:
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
-    return count
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, not {text!r:.40}")
+    return int(text)
 
 
 def _orders(arguments: argparse.Namespace) -> tuple[list[Order], Path, Path]:
@@ -196,7 +195,7 @@ def _place(arguments: argparse.Namespace, stale: Sequence[Order]) -> Place:
 
         return RayCluster(arguments.jobs)
     for engine in {order.cell.recipe.engine_name for order in stale}:
-        interpreter.choose(engine, None)  # better said once than by every cell
+        interpreter.of_host(engine)  # better said once than by every cell
     return Machine(arguments.jobs)
 
 

@@ -46,17 +46,36 @@ def choose(engine: str, recipe_python: str | None) -> str:
         UsageError: if none is given and this interpreter has no such package, or if the one given does not run or is
             too old.
     """
+    if recipe_python and not os.environ.get(VARIABLE):
+        return _runnable(recipe_python, f"`python` = {recipe_python!r} of the recipe")
+    python = _of_host(engine)
+    if python is None:
+        raise UsageError(
+            f"No interpreter with {engine} is known: set {VARIABLE} to one (absolute path), or `python` in the recipe, "
+            "or give artifacts compiled elsewhere (MODEL_CACHE_ARTIFACTS, or ./artifacts in the project)."
+        )
+    return python
+
+
+def of_host(engine: str) -> str:
+    """The engine's interpreter where no recipe can name one: MODEL_CACHE_PYTHON, else this one if it has the engine.
+
+    Raises UsageError as `choose` does.
+    """
+    python = _of_host(engine)
+    if python is None:
+        raise UsageError(
+            f"No interpreter with {engine} is known: set {VARIABLE} to one (absolute path), "
+            "or install hatch-model-cache beside the engine."
+        )
+    return python
+
+
+def _of_host(engine: str) -> str | None:
     given = os.environ.get(VARIABLE)
     if given:
         return _runnable(given, f"{VARIABLE}={given}")
-    if recipe_python:
-        return _runnable(recipe_python, f"`python` = {recipe_python!r} of the recipe")
-    if is_here(engine):
-        return sys.executable
-    raise UsageError(
-        f"No interpreter with {engine} is known: set {VARIABLE} to one (absolute path), or `python` in the recipe, "
-        "or give artifacts compiled elsewhere (MODEL_CACHE_ARTIFACTS, or ./artifacts in the project)."
-    )
+    return sys.executable if is_here(engine) else None
 
 
 def _runnable(python: str, source: str) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from model_cache.wheel.names import printable
+from model_cache.wheel.names import PREFIX, printable
 
 from .builder import Display, Order, Outcome
 from .cells import Cell
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.measure import Measurement
     from rich.table import Table
 
 
@@ -118,7 +120,7 @@ class LiveTable:
                 cell = self._cells[name]
                 seconds = now - self._since[name] if name in self._since else self._took.get(name, 0.0)
                 table.add_row(
-                    Text(cell.name, overflow="ellipsis", no_wrap=True),
+                    _Name(cell.name),
                     cell.version,
                     Text(word, style=styles.get(word, "")),
                     str(self._kernels.get(name, "")),
@@ -126,6 +128,35 @@ class LiveTable:
                     Text(printable(more), overflow="ellipsis", no_wrap=True),
                 )
         return table
+
+
+class _Name:
+    """A wheel's name in whatever width a table has for it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+
+        return Measurement(1, len(self._name))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        yield Text(shortened(self._name, options.max_width), overflow="ellipsis", no_wrap=True)
+
+
+def shortened(name: str, width: int) -> str:
+    """A wheel's name in at most `width` characters. What all names begin with goes first, then something in the middle:
+    the hardware is at the end, and tells wheels apart."""
+    if len(name) <= width:
+        return name
+    own = name.removeprefix(PREFIX)
+    if len(own) < width:
+        return f"…{own}"
+    head = max(0, width - 1) // 3
+    return f"{own[:head]}…{own[len(own) - (width - 1 - head) :]}"
 
 
 @contextmanager
