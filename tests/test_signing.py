@@ -274,6 +274,12 @@ def test_a_key_that_is_not_for_us_alone_is_refused(tmp_path: Path, make: Any, wh
     assert "BEGIN" not in str(caught.value)
 
 
+def test_a_public_key_is_no_matter_of_its_mode(tmp_path: Path) -> None:
+    _, public, _ = generate(tmp_path / "ci")
+    with pytest.raises(UsageError, match="is a public key, which signs nothing"):
+        load_key(str(public))
+
+
 # The file
 
 

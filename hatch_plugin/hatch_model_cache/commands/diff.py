@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from model_cache.console import Parser, print_json
 from model_cache.wheel.lookup import open_payload
-from model_cache.wheel.names import printable
+from model_cache.wheel.names import counted, printable
 
 if TYPE_CHECKING:
     from hatch_model_cache.checking.difference import Difference
@@ -48,13 +48,12 @@ def _run(arguments: argparse.Namespace) -> int:
     with open_payload(arguments.first) as one, open_payload(arguments.second) as other:
         first, second = Side.of(one), Side.of(other)
         found = differences(first, second)
-        compared = len(first.manifest.entries) + len(second.manifest.entries)
     if arguments.json:
         print_json({"equal": not found, "differences": [asdict(difference) for difference in found]})
     elif found:
         sys.stdout.writelines(f"{printable(line)}\n" for line in _lines(found))
     else:
-        sys.stdout.write(f"nothing differs ({compared} entries compared)\n")
+        sys.stdout.write(f"nothing differs ({counted(len(first.manifest.entries), 'entry', 'entries')} compared)\n")
     return DIFFERENT if found else 0
 
 

@@ -105,9 +105,11 @@ def load_key(path: str) -> PrivateKey:
             raise UsageError(f"the signing key {path} is not a regular file")
         if status.st_uid not in (0, os.geteuid()):
             raise UsageError(f"the signing key {path} belongs to uid {status.st_uid}, neither root nor this user")
+        data = os.read(descriptor, _MAX_KEY_BYTES)
+        if b"-----BEGIN PUBLIC KEY-----" in data:
+            raise UsageError(f"{path} is a public key, which signs nothing: give the private one that belongs to it")
         if mode & 0o077:
             raise UsageError(f"the signing key {path} has mode {mode:04o}, so others can use it; chmod 600 it")
-        data = os.read(descriptor, _MAX_KEY_BYTES)
     finally:
         os.close(descriptor)
     return PrivateKey.from_pem(data, f"the signing key {path}")
