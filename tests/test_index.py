@@ -105,7 +105,7 @@ def test_a_site_is_all_that_an_installer_a_program_and_a_person_need(build: Buil
     done = build()
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
-        f"built: {out} (1 model caches, 1 other wheels, {files.human(sum(p.stat().st_size for p in dist.iterdir()))})",
+        f"built: {out} (1 model cache, 1 other wheel, {files.human(sum(p.stat().st_size for p in dist.iterdir()))})",
         "  added: hatch_model_cache-0.1.0-py3-none-any.whl",
         f"  added: {WHEEL}",
     ]

@@ -358,7 +358,8 @@ def test_inspect_lists_what_would_be_imported(tmp_path: Path, capsys: pytest.Cap
     wheel, sentinel = poisoned(tmp_path)
     assert cli.main(["inspect", str(wheel), "--pickles"]) == 0
     out = capsys.readouterr().out
-    assert f"{ENTRY_ONE}/rank_0_0/model: 2 pickles, 1 names" in out
+    assert f"{ENTRY_ONE}/rank_0_0/model: 2 pickles, 1 name" in out
+    assert out.endswith("\n  1 name, 1 outside the list\n")
     assert "  ! would import posix.system (once)" in out
     assert cli.main(["inspect", str(wheel), "--pickles", "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)["pickles"]

@@ -176,7 +176,7 @@ def test_gc_takes_away_what_belongs_to_a_wheel_that_is_gone(environment: Environ
     before = files_of(root)
     code, out, _ = run("gc", "--dry-run")
     assert code == 0
-    assert out.startswith(f"would be removed: {NAME} 2.0.0 (1 entries, 4 B)\n  gone: the wheel is not installed")
+    assert out.startswith(f"would be removed: {NAME} 2.0.0 (1 entry, 4 B)\n  gone: the wheel is not installed")
     assert files_of(root) == before
     code, out, _ = run("gc", "--json")
     (row,) = json.loads(out)["wheels"]

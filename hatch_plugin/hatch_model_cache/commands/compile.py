@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_cache.console import Parser, print_json
+from model_cache.wheel.names import counted
 
 if TYPE_CHECKING:
     from model_cache.wheel.manifest import Manifest
@@ -81,7 +82,8 @@ def _told(answer: dict[str, object]) -> str:
     what = f"{answer['engine']} for {', '.join(targets)}, served as {', '.join(names)}"
     if "entries" not in answer:
         return f"would compile {answer['name']}: {what}, with {answer['python']}, into {answer['artifacts']}"
-    entries = answer["entries"]
+    entries, kernels = answer["entries"], answer["kernels"]
     assert isinstance(entries, list)
-    count = f"{len(entries)} keys, {answer['kernels']} kernels"
+    assert isinstance(kernels, int)
+    count = f"{counted(len(entries), 'key')}, {counted(kernels, 'kernel')}"
     return f"compiled {answer['name']}: {what}; {count}, in {answer['artifacts']}"

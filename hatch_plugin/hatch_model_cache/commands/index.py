@@ -119,9 +119,11 @@ def _answer(arguments: argparse.Namespace, place: Site, found: Shelf, built: Bui
 
 def _lines(arguments: argparse.Namespace, place: Site, found: Shelf, built: Built) -> list[str]:
     from model_cache.store.files import human
+    from model_cache.wheel.names import counted
 
     size = human(sum(one.size for one in built.catalogue.packages()))
-    count = f"{len(built.catalogue.wheels)} model caches, {len(built.catalogue.others)} other wheels, {size}"
+    caches, others = len(built.catalogue.wheels), len(built.catalogue.others)
+    count = f"{counted(caches, 'model cache')}, {counted(others, 'other wheel')}, {size}"
     if not built.changed:
         return [f"unchanged: {place.path} ({count})"]
     would = "would be " if arguments.dry_run else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from model_cache.console import Parser, print_json
 from model_cache.errors import CompileError, UsageError
+from model_cache.wheel.names import counted
 
 
 def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -66,8 +67,9 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(
             f"{'warm' if report.warm else 'cold'} start under a pretended {target.device_name}: "
-            f"{report.loaded} artifacts loaded ({report.parts} parts) in {report.load_seconds:.1f} s, "
-            f"{report.inductor_compiles} Inductor compiles, {report.ptxas_runs} ptxas runs; "
+            f"{counted(report.loaded, 'artifact')} loaded ({counted(report.parts, 'part')}) "
+            f"in {report.load_seconds:.1f} s, "
+            f"{counted(report.inductor_compiles, 'Inductor compile')}, {counted(report.ptxas_runs, 'ptxas run')}; "
             f"{report.seconds:.1f} s until the first call of the model\n"
         )
     if report.error:

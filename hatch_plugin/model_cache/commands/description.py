@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from model_cache.store.files import human
 from model_cache.wheel.manifest import CpuRecord, Manifest, TargetRecord
+from model_cache.wheel.names import counted
 
 CODE = ("bytecode", "pickle", "shared-object", "source")
 """Contents with which a file can run code on the host when an engine loads it."""
@@ -48,7 +49,7 @@ def _target(target: TargetRecord) -> str:
 
 def _entries(manifest: Manifest) -> Iterator[str]:
     blobs = manifest.blobs()
-    yield f"  entries    {len(manifest.entries)}, {len(blobs)} distinct files, {human(sum(blobs.values()))}"
+    yield f"  entries    {len(manifest.entries)}, {counted(len(blobs), 'distinct file')}, {human(sum(blobs.values()))}"
     for entry in manifest.entries:
         size = human(sum(file.size for file in entry.files))
         prefix = f" {entry.prefix}" if entry.prefix else ""
@@ -56,7 +57,7 @@ def _entries(manifest: Manifest) -> Iterator[str]:
         yield f"    {entry.component}{prefix} for {entry.target} as {entry.served_as}: {size}{ranks}"
         yield f"      {entry.directory}"
     contents = Counter(content for file in manifest.files() for content in file.contains)
-    code = [f"{content} ({contents[content]} files)" for content in CODE if contents[content]]
+    code = [f"{content} ({counted(contents[content], 'file')})" for content in CODE if contents[content]]
     yield (
         f"  can run    {', '.join(code)} when an engine loads it" if code else "  can run    no host code, only kernels"
     )
@@ -67,7 +68,7 @@ def _build(manifest: Manifest) -> Iterator[str]:
     registers = [kernel.registers for kernel in manifest.kernels]
     spilling = sum(1 for kernel in manifest.kernels if kernel.spills)
     if registers:
-        yield f"  kernels    {len(registers)}, up to {max(registers)} registers, {spilling} with spills"
+        yield f"  kernels    {len(registers)}, up to {counted(max(registers), 'register')}, {spilling} with spills"
     yield f"  built      {build.mode} by {build.tool}, recipe {build.recipe_digest[:16]}"
     if build.source.commit:
         dirty = " with uncommitted changes" if build.source.dirty else ""
@@ -75,7 +76,7 @@ def _build(manifest: Manifest) -> Iterator[str]:
     for warning in build.warnings:
         yield f"    warning: {warning}"
     for stand_in in build.stand_ins:
-        yield f"    made up: {stand_in.answer} at {stand_in.site} ({stand_in.count} times)"
+        yield f"    made up: {stand_in.answer} at {stand_in.site} ({counted(stand_in.count, 'time')})"
     answers = ", ".join(f"{name}={_shown(value)}" for name, value in sorted(manifest.host_answers.items()))
     yield f"  host said  {answers or 'nothing'}"
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from model_cache.commands.results import Result, joined, unless_quiet
 from model_cache.store.files import human
-from model_cache.wheel.names import printable
+from model_cache.wheel.names import counted, printable
 
 
 def run_gc(options: Namespace) -> Result:
@@ -21,13 +21,14 @@ def run_gc(options: Namespace) -> Result:
     for one in found:
         row = {"name": one.name, "version": one.version, "action": one.action, "reason": one.reason}
         rows.append({**row, "removed": [*one.entries], "bytes": one.bytes, "left": [*one.left], "kept": one.kept})
-        lines.append(f"{would}{one.action}: {one.name} {one.version} ({len(one.entries)} entries, {human(one.bytes)})")
+        count = counted(len(one.entries), "entry", "entries")
+        lines.append(f"{would}{one.action}: {one.name} {one.version} ({count}, {human(one.bytes)})")
         lines.append(f"  {one.reason}")
         if one.kept:
             lines.append(f"  kept in {root}/{one.kept}; it comes back when its signer is trusted again")
         lines += [f"  left, not ours: {printable(path)}" for path in one.left]
     if leftovers:
-        lines.append(f"deleted: {leftovers} unfinished or forgotten things of killed deploys")
+        lines.append(f"deleted: {counted(leftovers, 'unfinished or forgotten thing')} of killed deploys")
     if not lines and not errors:
         lines.append(f"nothing to remove in {root}")
     data = {"root": root, "dry_run": options.dry_run, "wheels": rows, "leftovers": leftovers}

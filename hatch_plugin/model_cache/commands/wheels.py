@@ -59,6 +59,7 @@ def run_inspect(options: Namespace) -> Result:
         data["pickles"] = [contents.as_dict(one) for one in looked]
         lines.append("  pickles would import (read, never unpickled; ! is not in the list of what the engine needs):")
         lines += [line for one in looked for line in contents.describe(one, found.manifest.engine.name)]
+        lines.append(contents.verdict(looked, found.manifest.engine.name))
     return Result(data, [printable(line) for line in lines])
 
 

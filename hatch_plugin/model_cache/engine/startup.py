@@ -21,6 +21,7 @@ from model_cache.store.root import STAMPS, Root, temporary_name
 from model_cache.store.state import State
 from model_cache.wheel.discovery import ENGINES, Installed
 from model_cache.wheel.lookup import installed
+from model_cache.wheel.names import counted
 from model_cache.wheel.payload import InstalledPayload
 from model_cache.wheel.verify import Deadline, DeadlineError, read_manifest
 
@@ -225,7 +226,7 @@ def _report(outcome: Outcome, origin: str, say: Say) -> None:
     kept = [entry for entry in outcome.entries if entry.action == "kept" and entry.note == plan.SAME]
     if written:
         size = files.human(outcome.bytes_written)
-        count = f"{len(written)} {'entry' if len(written) == 1 else 'entries'}"
+        count = counted(len(written), "entry", "entries")
         say(f"deployed {label} ({count}, {size}) for {', '.join(outcome.targets)}; {origin}")
     if restored:
         say(f"{label}: restored {', '.join(e.directory for e in restored)}, which had been changed", alarm=True)

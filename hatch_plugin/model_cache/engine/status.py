@@ -20,7 +20,7 @@ from model_cache.errors import ModelCacheError
 from model_cache.store import files, staging, state
 from model_cache.store.root import Root
 from model_cache.store.state import State
-from model_cache.wheel.names import normalize, printable
+from model_cache.wheel.names import counted, normalize, printable
 from model_cache.wheel.verify import Deadline
 
 OTHERS = "another wheel's or the engine's files are there"
@@ -180,7 +180,7 @@ def lines(found: Report, unreadable: int = 0) -> Iterator[str]:
             yield f"  {directory}: not its own, {OTHERS}"
         for one in wheel.looked_up:
             how = "adopted" if one.adopted else "hit"
-            parts = f"{one.parts} part{'s' if one.parts != 1 else ''}{', the engine mended' if one.mended else ''}"
+            parts = f"{counted(one.parts, 'part')}{', the engine mended' if one.mended else ''}"
             what = f"{how} in {one.seconds:.1f} s, {parts}" if one.hit else "found, and could not be loaded"
             yield f"  {one.prefix} rank {one.rank}: {what} ({one.key[:12]}…)"
         if wheel.saved_seconds is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from model_cache.wheel.allowed_globals import Rules, rules
 from model_cache.wheel.manifest import File, Manifest
+from model_cache.wheel.names import counted
 from model_cache.wheel.payload import Payload
 from model_cache.wheel.pickles import MAX_BYTES, Report
 
@@ -59,11 +60,22 @@ def _look(
 def describe(looked: Looked, engine: str) -> Iterator[str]:
     """The lines that say what a file's pickles would import; what is not expected comes first, marked with "!"."""
     allowed, found = rules(engine), looked.report
-    yield f"  {looked.path}: {found.pickles} pickles, {len(found.globals)} names"
+    yield f"  {looked.path}: {counted(found.pickles, 'pickle')}, {counted(len(found.globals), 'name')}"
     yield from (f"  ! {problem}" for problem in looked.problems)
     yield from (f"    {name} ({count})" for name, count in sorted(found.globals.items()) if name in allowed.names)
     for what, counts in (("attribute", found.attributes), ("call", found.calls)):
         yield from (f"    {what} {text} ({count})" for text, count in sorted(counts.items()))
+
+
+def verdict(looked: Sequence[Looked], engine: str) -> str:
+    """One line over all files: how many distinct names, how many the engine does not need, and what else is wrong."""
+    allowed = rules(engine)
+    names = {name for one in looked for name in one.report.globals}
+    outside = len(names - allowed.names)
+    listed = sum(name not in allowed.names for one in looked for name in one.report.globals)
+    others = sum(len(one.problems) for one in looked) - listed
+    more = f", {counted(others, 'other problem')}" if others else ""
+    return f"  {counted(len(names), 'name')}, {outside} outside the list{more}"
 
 
 def as_dict(looked: Looked) -> dict[str, object]:
