@@ -533,6 +533,24 @@ def test_wrong_arguments_are_told_in_json_too(run: Any, words: str) -> None:
     assert done.json["error"]["kind"] == "usage"
 
 
+@pytest.mark.parametrize("words", ["deploy", "trust list", "check", "sigstore attach w --bundle b --trusted-root t"])
+def test_what_a_command_does_not_know_points_at_its_own_help(run: Any, words: str) -> None:
+    done = run(*words.split(), "--bogus")
+    command = words.partition(" w ")[0]
+    told = f"model-cache: unrecognized arguments: --bogus; see `model-cache {command} --help`\n"
+    assert (done.code, done.out, done.err) == (2, "", told)
+
+
+@pytest.mark.parametrize("command", ["check", "find", "new", "rehearse --target h100-sxm5-80gb"])
+def test_an_engine_s_command_without_dashes_before_it(run: Any, command: str) -> None:
+    words = [*command.split(), "/opt/bin/vllm", "serve", MODEL]
+    done = run(*words, "--max-model-len", "4096")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith(f"\nput -- before the engine's command: model-cache {words[0]} … -- vllm serve …\n")
+    assert "put -- before" not in run(*command.split(), "--bogus", "--", "vllm", "serve", MODEL).err
+    assert "put -- before" not in run(*command.split(), "--bogus").err
+
+
 @pytest.mark.parametrize("words", ["inspect {}.whl", "verify {}.whl", "sign {}.whl --key k.pem", "check {}"])
 @pytest.mark.parametrize("name", ["/" + "a" * 5000, "loop/x"])
 def test_a_path_that_cannot_be_looked_at(

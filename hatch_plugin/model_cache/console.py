@@ -9,13 +9,21 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from model_cache.errors import ModelCacheError, UsageError
 
 
 class Parser(argparse.ArgumentParser):
     """Raises UsageError instead of ending the process, so that `--json` holds for wrong arguments too."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is left over here, and so in the parser of the command that it was given to: argparse hands it
+        up, and the outermost parser would point at its own help."""
+        namespace, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return namespace, rest
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see `{self.prog} --help`")
