@@ -283,6 +283,7 @@ def test_json(run: Run, built: str, answer: Callable[..., None]) -> None:
                     }
                 ],
                 "keys": {"backbone": OTHER_KEY},
+                "adoptable": False,
             }
         ],
     }
@@ -394,6 +395,21 @@ def test_from_pid_takes_command_environment_and_directory(
     assert "HOME" not in seen["environment"]
     with pytest.raises(UsageError, match=f"process {process.pid} cannot be looked at: No such file"):
         check.read_process(process.pid)
+
+
+def test_a_miss_that_the_plug_in_would_make_good(
+    run: Run, built: str, answer: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer(look_ups=[look_up(OTHER_KEY, model__model="./finetune")])
+    code, out, _ = run(built)
+    assert code == 10
+    assert "the plug-in would adopt this wheel, if config.json is the wheel's" in out
+    (tmp_path / "finetune").mkdir()
+    (tmp_path / "finetune/config.json").write_text('{"another": "model"}')
+    code, out, _ = run(built, "--json")
+    assert code == 10
+    assert json.loads(out)["wheels"][0]["adoptable"] is False
 
 
 class TestRecipe:

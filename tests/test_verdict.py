@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from factories import A100, AVX512, H100, MODEL, make_compiler, make_cpu, make_cpu_document
+from factories import A100, AVX512, H100, MODEL, make_compiler, make_cpu, make_cpu_document, sha
 from hatch_model_cache.checking.changes import CommandLine
 from hatch_model_cache.checking.verdict import Answer, Observation, Verdict, judge
 from hatch_model_cache.compile.engines import vllm_rules
@@ -277,6 +277,40 @@ def test_a_wheel_for_another_model_gets_one_line_and_no_advice() -> None:
     found = verdict(observation(look_up(OTHER_KEY) | {"factors": factors}), manifest)
     assert [(r.factor, r.host, r.change) for r in found.reasons] == [("model", "other/model", "")]
     assert "another model" in str(found.reasons[0])
+
+
+def test_only_another_name_would_be_adopted() -> None:
+    other = look_up(OTHER_KEY, model__model="org/finetune")
+    found = verdict(observation(other))
+    assert (found.answer, found.adoptable) == (Answer.MISS, True)
+    digest = wheel().model.config_sha256
+    assert verdict(dataclasses.replace(observation(other), config_sha256=digest)).adoptable
+    assert not verdict(dataclasses.replace(observation(other), config_sha256=sha(b"another"))).adoptable
+    assert not verdict(observation()).adoptable, "a hit needs no adoption"
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"scheduler__max_num_seqs": "8"},
+        {"model__quantization": "fp8"},
+        {"cache__cache_dtype": "fp8_e4m3"},
+        {"model__trust_remote_code": "true"},
+    ],
+)
+def test_what_keeps_the_plug_in_from_adopting(differs: dict[str, str]) -> None:
+    """The last three also where the wheel has the same value."""
+    other = look_up(OTHER_KEY, model__model="org/finetune", **differs)
+    assert not verdict(observation(other)).adoptable
+    same = {name.replace("__", "."): value for name, value in differs.items() if name != "scheduler__max_num_seqs"}
+    assert verdict(observation(other), wheel(factors={"f": FACTORS | same})).adoptable is False
+
+
+@pytest.mark.parametrize("variable", [{"MODEL_CACHE_ADOPT": "0"}, {"MODEL_CACHE_DISABLE": "1"}])
+def test_nothing_is_adopted_where_that_is_off(variable: dict[str, str]) -> None:
+    other = look_up(OTHER_KEY, model__model="org/finetune")
+    seen = dataclasses.replace(observation(other), command=CommandLine(("org/finetune",), variable))
+    assert not verdict(seen).adoptable
 
 
 def cpu_verdict(**environment: str) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hatch_model_cache.checking import factors
 from hatch_model_cache.checking.changes import CommandLine
 from hatch_model_cache.checking.verdict import Observation
 from hatch_model_cache.compile import engines
@@ -16,8 +18,10 @@ from hatch_model_cache.compiling import engine_process
 from hatch_model_cache.compiling.progress import Progress
 from model_cache.errors import UsageError
 from model_cache.machine import cpu
+from model_cache.wheel import small_file
 from model_cache.wheel.names import printable
 
+_MAX_CONFIG_BYTES = 16 << 20
 _MAX_ENVIRONMENT_BYTES = 4 << 20
 _MAX_VARIABLE_BYTES = (128 << 10) - 1
 """What Linux passes to a process: NAME=value and a NUL in 32 pages."""
@@ -164,6 +168,7 @@ def observe(
             on_event=lambda event: progress.stage("check", event["stage"]) if "stage" in event else None,
         )
     command_line = CommandLine(command.arguments, environment, result["flags"], result["options"])
+    model = next((look_up["factors"].get(factors.MODEL) for look_up in result["look_ups"]), None)
     return Observation(
         target,
         result["engine"],
@@ -173,4 +178,12 @@ def observe(
         command_line,
         adapter.expected_ranks(command.arguments),
         (cpu.read(environment), cpu.read_compiler(environment)) if target["kind"] == "cpu" else None,
+        _config_sha256(Path(directory or Path.cwd()) / model) if model else None,
     )
+
+
+def _config_sha256(model: Path) -> str | None:
+    try:
+        return hashlib.sha256(small_file.read(model / "config.json", _MAX_CONFIG_BYTES)).hexdigest()
+    except (OSError, ValueError):  # a Hub id, an object store
+        return None

@@ -10,9 +10,10 @@ from typing import Any
 
 from hatch_model_cache.checking import factors
 from hatch_model_cache.checking.changes import GPU, CommandLine, changes
+from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines.rule import Rule
 from model_cache import plugin
-from model_cache.engine import mends
+from model_cache.engine import adoption, mends
 from model_cache.machine import fit
 from model_cache.machine.cpu import Compiler, Cpu
 from model_cache.wheel.manifest import Entry, GpuRecord, Manifest
@@ -76,6 +77,8 @@ class Verdict:
     reasons: tuple[Reason, ...]
     keys: Mapping[str, str]
     """The key the engine looks for, by the prefix of the compiled model."""
+    adoptable: bool = False
+    """A miss that the plug-in would make good, if config.json is the wheel's; see `model_cache.engine.adoption`."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Observation:
         command: how it is started.
         ranks: ``<rank>_<data parallel rank>`` of every process that looks.
         cpu: this CPU and its compiler, for an engine that runs on it.
+        config_sha256: of the served config.json; None if the model is no directory here.
     """
 
     target: Mapping[str, Any]
@@ -101,6 +105,7 @@ class Observation:
     command: CommandLine = dataclass_field(default_factory=CommandLine)
     ranks: Sequence[str] = ("0_0",)
     cpu: tuple[Cpu, Compiler] | None = None
+    config_sha256: str | None = None
 
 
 CPU = "build a wheel for this CPU"
@@ -132,7 +137,22 @@ def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdi
     else:
         answer = Answer.MISS if missed else Answer.HIT
     keys = {look_up["prefix"]: look_up["key"] for look_up in seen.look_ups}
-    return Verdict(manifest.name, manifest.version, answer, reasons, keys)
+    adoptable = answer is Answer.MISS and _adoptable(manifest, seen, reasons)
+    return Verdict(manifest.name, manifest.version, answer, reasons, keys, adoptable)
+
+
+def _adoptable(manifest: Manifest, seen: Observation, reasons: Sequence[Reason]) -> bool:
+    """Whether only the name of the weights differs, and nothing that is known here keeps the plug-in from adopting."""
+    running = engines.adapter(seen.engine["name"]).running
+    if any(reason.factor not in running.NAMING for reason in reasons):
+        return False
+    environment = seen.command.environment
+    if plugin.turned_off(environment) or environment.get(adoption.ADOPT) == "0":
+        return False
+    facts = {**seen.host_answers, **seen.look_ups[0]["unkeyed"]}
+    if any(running.obstacle(look_up["factors"], facts) for look_up in seen.look_ups):
+        return False
+    return seen.config_sha256 in (None, manifest.model.config_sha256)
 
 
 def _entries(manifest: Manifest, look_up: Mapping[str, Any]) -> list[Entry]:

@@ -33,6 +33,8 @@ exactly this command and environment, and compare that with the manifests, value
 by value. Nothing is compiled, and no GPU memory is used. With a recipe's directory
 instead of a command: what it leaves to defaults that depend on the GPU."""
 
+_ADOPTABLE = "the plug-in would adopt this wheel, if config.json is the wheel's (MODEL_CACHE_ADOPT)"
+
 _EPILOG = """\
 exit codes:
   0  hit: the engine would load the wheel
@@ -187,6 +189,8 @@ def _tell(arguments: argparse.Namespace, verdicts: Sequence[Verdict], problem: s
         sys.stdout.write(f"{verdict.answer}: {verdict.name} {verdict.version}\n")
         for reason in verdict.reasons:
             sys.stdout.write(f"  {reason}\n")
+        if verdict.adoptable:
+            sys.stdout.write(f"  {_ADOPTABLE}\n")
     return answer.value
 
 
