@@ -453,6 +453,7 @@ def test_the_engine_is_not_asked_about_nothing(run: Run, engine: Callable[..., N
         (("--index", ".", "--engine", "sglang==1"), "--engine must be"),
         (("--index", ".", "--target", "h101"), "h101"),
         (("--index", ".", "--timeout", "0"), "must be more than 0"),
+        (("--index", ".", "--timeout", "soon"), "must be more than 0"),
         (("--index", ".", "--download", "-1"), "must be from 0"),
         (("--index", ".", "--engine", "vllm==0.33.0", *COMMAND), "not both"),
         (("--index", ".", "--", "vllm", "bench"), "no engine's command line"),

@@ -74,14 +74,20 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds <= 3600:
         raise argparse.ArgumentTypeError(f"must be more than 0 and at most 3600 seconds, not {text}")
     return seconds
 
 
 def _megabytes(text: str) -> int:
-    megabytes = int(text)
+    try:
+        megabytes = int(text)
+    except ValueError:
+        megabytes = -1
     if not 0 <= megabytes <= 4096:
         raise argparse.ArgumentTypeError(f"must be from 0 to 4096 MB, not {text}")
     return megabytes * 1_000_000
