@@ -170,6 +170,7 @@ def shown(orders: Sequence[Order], *, quiet: bool) -> Iterator[Display]:
         yield Lines()
     else:
         with table.live:
+            table.live.refresh()  # rich waits a quarter of a second for the first frame of a table that is asked for
             yield table
             table.finish()
 
