@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from factories import make_host, make_site, run
 from model_cache.engine import lookups
@@ -28,19 +27,10 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
-def watch(root: Path, out: IO[bytes] | int) -> subprocess.Popen[bytes]:
-    """A watch that Ctrl-C ends, also where these tests run in a background that ignores it."""
-
-    def listen() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    return subprocess.Popen([*COMMAND, "--root", str(root)], stdout=out, preexec_fn=listen)
-
-
 def test_a_pipe_gets_each_change_as_a_line_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     root, out = tmp_path / "root", tmp_path / "out"
     with out.open("wb") as file:
-        watching = watch(root, file)
+        watching = subprocess.Popen([*COMMAND, "--root", str(root)], stdout=file)
     try:
         until(lambda: "there is no such cache root" in out.read_text())
         run(make_site(tmp_path), root, make_host())
@@ -60,7 +50,7 @@ def test_a_pipe_gets_each_change_as_a_line_and_ctrl_c_ends_it(tmp_path: Path) ->
 def test_a_terminal_is_drawn_anew(tmp_path: Path) -> None:
     run(make_site(tmp_path), tmp_path / "root", make_host())
     ours, theirs = pty.openpty()
-    watching = watch(tmp_path / "root", theirs)
+    watching = subprocess.Popen([*COMMAND, "--root", str(tmp_path / "root")], stdout=theirs)
     seen = b""
     try:
         while b"not used" not in seen:

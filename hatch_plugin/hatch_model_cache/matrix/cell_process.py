@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,8 @@ class _Told:
 
 def main(directory: Path) -> int:
     """Build the project in `directory`; the exit code is that of the error, 0 without one."""
+    # it is how we are told to end, also below a shell's background job, which ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         wheel = build(directory)
     except ModelCacheError as error:
