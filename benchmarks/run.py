@@ -37,7 +37,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        f"Written by `make bench` on: {results['machine']}. Figures of one run; compare within a table only.",
+        f"Written by `make bench` on: {results['machine']}. Each table is of one run; compare within a table only.",
         "",
         f"## Compiling without a GPU, for {memory['target']}",
         "",
