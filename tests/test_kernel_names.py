@@ -25,7 +25,7 @@ class Builder:
 def module(torch: Path) -> types.ModuleType:
     found = types.ModuleType(kernel_names.MODULE)
     found.__file__ = str(torch / "_inductor" / "cpp_builder.py")
-    found.CppBuilder = type("CppBuilder", (Builder,), {})  # type: ignore[attr-defined]
+    found.CppBuilder = type("CppBuilder", (Builder,), {})
     return found
 
 

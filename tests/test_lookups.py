@@ -41,7 +41,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The engine's counter of loaded parts."""
     found = SimpleNamespace(num_compiled_artifacts_loaded=0)
     module = ModuleType("vllm.compilation.counter")
-    module.compilation_counter = found  # type: ignore[attr-defined]
+    module.compilation_counter = found
     monkeypatch.setitem(sys.modules, "vllm.compilation.counter", module)
     return found
 
@@ -56,7 +56,7 @@ def engine(counter: SimpleNamespace, outcome: Any, parts: int = 3) -> ModuleType
         counter.num_compiled_artifacts_loaded += parts if outcome else 0
         return outcome
 
-    module._try_load_aot_compiled_fn = look_up  # type: ignore[attr-defined]
+    module._try_load_aot_compiled_fn = look_up
     return module
 
 
@@ -156,7 +156,7 @@ def test_a_log_that_fails_does_not_reach_the_engine(tmp_path: Path, counter: Sim
 
 def test_an_engine_with_another_function_is_left_alone(tmp_path: Path, log: Log) -> None:
     module = ModuleType(on_import.MODULE)
-    module._try_load_aot_compiled_fn = lambda model: None  # type: ignore[attr-defined]
+    module._try_load_aot_compiled_fn = lambda model: None
     before = module._try_load_aot_compiled_fn
     watch.wrap(module, str(tmp_path), log)
     assert module._try_load_aot_compiled_fn is before

@@ -88,8 +88,8 @@ def test_everywhere_is_everywhere_in_the_package(monkeypatch: pytest.MonkeyPatch
     modules = {name: types.ModuleType(name) for name in ("pkg_x", "pkg_x.asks", "pkg_x.own", "other_x")}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-        module.ask = real  # type: ignore[attr-defined]
-    modules["pkg_x.own"].ask = own = lambda: "own"  # type: ignore[attr-defined]
+        module.ask = real
+    modules["pkg_x.own"].ask = own = lambda: "own"
     patches = Patches()
     patches.set_everywhere(modules["pkg_x"], "ask", lambda: "pretended", **ABOUT)
     assert {name: module.ask() for name, module in modules.items()} == {

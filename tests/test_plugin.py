@@ -76,7 +76,7 @@ def closer(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counted(*arguments: object) -> None:
         calls.append("looked")
-        real(*arguments)  # type: ignore[arg-type]
+        real(*arguments)
 
     monkeypatch.setattr(startup, "deploy_installed", counted)
     return calls
@@ -354,7 +354,7 @@ def test_it_gives_up_when_it_takes_too_long(
 
     def slow(*arguments: object) -> object:
         time.sleep(0.2)
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(*arguments)
 
     monkeypatch.setattr(verify, "copy_hash", slow)
     monkeypatch.setattr(startup.deploy_installed, "__defaults__", (0.3,))
@@ -416,7 +416,7 @@ SOMEBODY: dict[str, Any] = {
 
 def interpreter_for_somebody() -> tuple[str, str]:
     """An interpreter that another user may run, and its version."""
-    for path in (sys.executable, sys._base_executable, "/usr/bin/python3"):  # type: ignore[attr-defined]
+    for path in (sys.executable, sys._base_executable, "/usr/bin/python3"):
         try:
             code = "import platform; print(platform.python_version())"
             done = subprocess.run([path, "-I", "-c", code], env={}, check=True, **SOMEBODY)

@@ -19,7 +19,7 @@ def test_every_line_is_one_exact_version(pins: Path) -> None:
     lines = pins.read_text("utf-8").splitlines()
     assert lines, pins
     assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!-]+", line)] == []
-    engine, version = re.fullmatch(r"(.+)-([\d.]+)", pins.stem).groups()  # type: ignore[union-attr]
+    engine, version = re.fullmatch(r"(.+)-([\d.]+)", pins.stem).groups()
     assert f"{engine}=={version}" in lines
 
 

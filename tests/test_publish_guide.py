@@ -98,7 +98,7 @@ def test_the_output_shown_is_what_it_prints(work: Path, addresses: dict[str, str
     out = work / "site-again"
     done = run(Path(sys.executable).parent / "model-cache", "index", "build", "dist", "--out", out, home=work)
     [shown] = re.findall(r"^```\n(built: .*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    assert _without_size(done.stdout) == _without_size(shown.replace("/home/me/site", str(out)))
+    assert _without_size(done.stdout) == _without_size(shown.replace("/srv/site", str(out)))
 
 
 def _without_size(text: str) -> str:

@@ -220,9 +220,9 @@ def test_a_start_waits_for_a_switch_that_is_under_way(place: Place) -> None:
             if len(calls) == 2:
                 os.write(opener, b"x")
                 time.sleep(0.5)
-            return real(*arguments)  # type: ignore[arg-type]
+            return real(*arguments)
 
-        switch._place = slow  # type: ignore[assignment]
+        switch._place = slow
         try:
             place.deploy("2.0.0")
         finally:

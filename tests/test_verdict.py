@@ -140,7 +140,7 @@ def test_a_version_that_nobody_compares_is_unsafe_if_the_key_is_equal(field: str
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.ranks_only], ids=lambda rule: rule.fact)
 def test_every_rule_makes_an_equal_key_unsafe(rule: vllm_rules.Rule) -> None:
     host, unkeyed = dict(HOST), dict(UNKEYED)
-    (host if rule.fact in host else unkeyed)[rule.fact] = "other"  # type: ignore[index]
+    (host if rule.fact in host else unkeyed)[rule.fact] = "other"
     found = verdict(observation(look_up() | {"unkeyed": unkeyed}, host_answers=host))
     assert found.answer is Answer.UNSAFE
     [reason] = found.reasons

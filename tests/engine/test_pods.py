@@ -1,7 +1,7 @@
 """The scripts of the Kubernetes templates, run as they are with the real vLLM: the Job's, then the init container's.
 
-Only the places differ (`/work`, `/recipe`, `/tmp`, `/cache` are folders of this test), and `python3 -m pip` is another
-environment's pip, for the engine's has none. The package index is a folder, and pypiserver for the upload.
+Only the places differ (`/scratch`, `/recipe`, `/tmp`, `/cache` are folders of this test), and `python3 -m pip` is
+another environment's pip, for the engine's has none. The package index is a folder, and pypiserver for the upload.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def script(path: Path, place: Path, engine: Path) -> str:
     pod = document["spec"]["template"]["spec"]
     container = pod.get("initContainers", pod["containers"])[0]
     assert container["command"] == ["/bin/sh", "-ec"]
-    text = re.sub(r"(?<![\w.])/(work|recipe|tmp|cache)\b", rf"{place}/\1", container["args"][0])
+    text = re.sub(r"(?<![\w.])/(scratch|recipe|tmp|cache)\b", rf"{place}/\1", container["args"][0])
     pip = f"{shlex.quote(sys.executable)} -m pip --python {shlex.quote(str(engine))}"
     shim = f'python3() {{ if [ "$1 $2" = "-m pip" ]; then shift 2; {pip} "$@"; else {engine} "$@"; fi; }}\n'
     return shim + text
@@ -41,13 +41,13 @@ def script(path: Path, place: Path, engine: Path) -> str:
 
 def run(text: str, place: Path, **more: str) -> None:
     kept = {name: value for name, value in os.environ.items() if name == "PATH" or name.startswith("PIP_")}
-    variables = {**kept, "HOME": str(place / "work"), "PIP_FIND_LINKS": str(place / "links"), **more}
+    variables = {**kept, "HOME": str(place / "scratch"), "PIP_FIND_LINKS": str(place / "links"), **more}
     subprocess.run(["/bin/sh", "-ec", text], env=variables, check=True, timeout=900)
 
 
 def test_the_job_builds_and_the_init_container_deploys(engine_python: str, tmp_path: Path) -> None:
     engine, project = Path(engine_python), tmp_path / "project"
-    for name in ("work", "recipe", "tmp", "cache", "links"):
+    for name in ("scratch", "recipe", "tmp", "cache", "links"):
         (tmp_path / name).mkdir()
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path / "links"), str(ROOT)], check=True
@@ -69,7 +69,7 @@ def test_the_job_builds_and_the_init_container_deploys(engine_python: str, tmp_p
     with pypiserver(tmp_path / "index") as index:
         secrets = {"TWINE_REPOSITORY_URL": index.upload, "TWINE_USERNAME": USER, "TWINE_PASSWORD": PASSWORD}
         run(script(project / "deploy/kubernetes/build-job.yaml", tmp_path, engine), tmp_path, **secrets)
-    [wheel] = (tmp_path / "work/recipe/dist").glob("*.whl")
+    [wheel] = (tmp_path / "scratch/recipe/dist").glob("*.whl")
     assert list((tmp_path / "index").rglob(wheel.name)), "uploaded"
 
     shutil.copy(wheel, tmp_path / "links")

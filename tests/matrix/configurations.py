@@ -60,12 +60,12 @@ BASE = Configuration("nothing", "base", start=True)
 def flag(part: str, name: str, value: str | None = None, **more: bool) -> Configuration:
     """One flag added."""
     title = f"`{name}`" if value is None else f"`{name} {value}`"
-    return Configuration(title, part, flags={name: value}, **more)  # type: ignore[arg-type]
+    return Configuration(title, part, flags={name: value}, **more)
 
 
 def variable(part: str, name: str, value: str, **more: bool) -> Configuration:
     """One variable set."""
-    return Configuration(f"`{name}={value}`", part, environment={name: value}, **more)  # type: ignore[arg-type]
+    return Configuration(f"`{name}={value}`", part, environment={name: value}, **more)
 
 
 def everything() -> Iterator[Configuration]:

@@ -140,7 +140,7 @@ def _answer(request: dict[str, Any], pretence: Any) -> dict[str, Any]:
 
     vllm_keys.named_factors = note
     job = {"task": "look-up", "engine": "vllm", "version": None, "serve_arguments": request["arguments"]}
-    result = worker.perform(job, pretence, Quiet())  # type: ignore[arg-type]
+    result = worker.perform(job, pretence, Quiet())
     result["loaded"] = [look_up(model, path) is not None for model, path in looked_up]
     result["parts"] = compilation_counter.num_compiled_artifacts_loaded
     return result

@@ -65,7 +65,7 @@ class _Case:
         return f"{self.call} {self.fault}"
 
 
-def _cases(chance: random.Random):  # type: ignore[no-untyped-def]
+def _cases(chance: random.Random):
     """Endless: every kind of fault once, in random order, then again."""
     kinds = [_Case(call, fault) for call in CALLS for fault in ("SIGKILL", *ERRORS) if (call, fault) not in HARMLESS]
     for _ in count():

@@ -46,7 +46,7 @@ def full_disk(world: World, rounds: int, seed: int) -> Counter[str]:
             world.fresh()
             size = chance.randint(40, 330) * 1024
             with tmpfs(world.root, f"size={size},mode=755"):
-                Root.free_bytes = lambda self: 10**12  # type: ignore[method-assign]
+                Root.free_bytes = lambda self: 10**12
                 for version in ("1.0.0", "2.0.0", "3.0.0"):
                     try:
                         world.deploy(version)
@@ -56,12 +56,12 @@ def full_disk(world: World, rounds: int, seed: int) -> Counter[str]:
                             raise Failed(f"more than one line: {error}") from None
                         counts["full"] += 1
                     world.check_not_torn()
-                Root.free_bytes = real  # type: ignore[method-assign]
+                Root.free_bytes = real
                 subprocess.run(["mount", "-o", "remount,size=100m", str(world.root)], check=True)
                 world.check_healed(chance.choice([*VERSIONS]))
                 counts["healed"] += 1
     finally:
-        Root.free_bytes, files.RESERVE_BYTES = real, reserve  # type: ignore[method-assign]
+        Root.free_bytes, files.RESERVE_BYTES = real, reserve
     return counts
 
 
@@ -111,11 +111,11 @@ def _as_user(work: object) -> None:
     os.setgroups([])
     os.setgid(12345)
     os.setuid(12345)
-    work()  # type: ignore[operator]
+    work()
 
 
 def _as_root(work: object) -> None:
-    work()  # type: ignore[operator]
+    work()
 
 
 def crowd(world: World, rounds: int, seed: int) -> Counter[str]:
@@ -139,11 +139,11 @@ def crowd(world: World, rounds: int, seed: int) -> Counter[str]:
 
 def _deploy(world: World, locks: str, version: str) -> None:
     if locks == "doing nothing":
-        fcntl.flock = lambda *_: None  # type: ignore[assignment]
+        fcntl.flock = lambda *_: None
     if locks == "not implemented":
 
         def missing(*_: object) -> None:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-        fcntl.flock = missing  # type: ignore[assignment]
+        fcntl.flock = missing
     world.deploy(version)

@@ -69,8 +69,8 @@ class World:
         """The plug-in at the start of an engine with that version installed, or none; what it says."""
         wheels = find(NAME, [str(self.sites[version])]) if version else []
         said: list[str] = []
-        startup.read_host = lambda *_: self.host  # type: ignore[assignment]
-        startup.installed = lambda _: wheels[0]  # type: ignore[assignment]
+        startup.read_host = lambda *_: self.host
+        startup.installed = lambda _: wheels[0]
         startup.deploy_installed(wheels, str(self.root), "torture", lambda text, *, alarm=False: said.append(text))
         return said
 
@@ -189,7 +189,7 @@ def start(work: object, *arguments: object) -> int:
         return pid
     code = 1
     try:
-        work(*arguments)  # type: ignore[operator]
+        work(*arguments)
         code = 0
     except ModelCacheError:
         code = 3

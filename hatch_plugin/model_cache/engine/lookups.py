@@ -83,12 +83,14 @@ def _parsed(lines: Sequence[bytes]) -> Iterator[LookUp]:
                 yield found
 
 
-def _difference(value: dict[str, object]) -> Difference:
+def _difference(value: object) -> Difference:
     """Raises TypeError for another form."""
-    found = Difference(**value)  # type: ignore[arg-type]
-    if not isinstance(found.factor, str) or not all(isinstance(v, str | None) for v in (found.wheel, found.here)):
+    if not isinstance(value, dict) or value.keys() != {"factor", "wheel", "here"}:
         raise TypeError
-    return found
+    factor, wheel, here = value["factor"], value["wheel"], value["here"]
+    if not (isinstance(factor, str) and isinstance(wheel, str | None) and isinstance(here, str | None)):
+        raise TypeError
+    return Difference(factor, wheel, here)
 
 
 def append(root: Root, found: LookUp) -> None:

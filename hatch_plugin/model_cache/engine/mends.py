@@ -171,7 +171,7 @@ def wrap(module: ModuleType, root_path: str, say: Say) -> None:
                 _begin(stack, mends, root_path, str(path), say)
             return original(model, path)
 
-    mended._mended = True  # type: ignore[attr-defined]
+    vars(mended)["_mended"] = True
     setattr(module, FUNCTION, mended)
 
 

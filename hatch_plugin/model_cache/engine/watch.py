@@ -55,7 +55,7 @@ def wrap(module: ModuleType, root_path: str, say: Say) -> None:
                 parts = _parts(before, _loaded()) if loaded is not None else 0
                 _noted(root_path, model, str(path), nearest, loaded is not None, parts, seconds, say)
 
-    recorded._recorded = True  # type: ignore[attr-defined]
+    vars(recorded)["_recorded"] = True
     setattr(module, FUNCTION, recorded)
 
 

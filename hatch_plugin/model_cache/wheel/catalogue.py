@@ -14,8 +14,9 @@ from urllib.parse import unquote
 
 from model_cache.errors import DamagedError
 from model_cache.origin.signature import MAX_SIGNATURES
-from model_cache.wheel.manifest import Engine
+from model_cache.wheel.manifest import Engine, read_engine
 from model_cache.wheel.names import normalize, unsafe_path
+from model_cache.wheel.patterns import IDENTIFIER, SHA256, SOME, VERSION, WORD
 from model_cache.wheel.strict_json import Fields, loads
 
 FILE_NAME = "catalogue.json"
@@ -23,16 +24,11 @@ SCHEMA_VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024
 """A larger catalogue is refused before it is read."""
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.!+_-]{0,99}")
-_WORD = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
-_IDENTIFIER = re.compile(r"\w[\w.+:-]{0,199}", re.ASCII)
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl")
 _LABELS_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*-variants\.json")
 _URL = re.compile(r"([A-Za-z0-9._~-]|%[0-9A-F]{2})+(/([A-Za-z0-9._~-]|%[0-9A-F]{2})+)*")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
-_SOME = re.compile(r"[^\x00-\x1f\x7f]+")
 _LINE = re.compile(r"[^\x00-\x1f\x7f]*")
 
 
@@ -174,7 +170,7 @@ def parse(data: bytes, what: str = FILE_NAME) -> Catalogue:
 
 
 def _part(f: Fields) -> Part:
-    return Part(url=_url(f), sha256=f.text("sha256", _SHA256), size=f.integer("size"))
+    return Part(url=_url(f), sha256=f.text("sha256", SHA256), size=f.integer("size"))
 
 
 def _url(f: Fields) -> str:
@@ -188,13 +184,13 @@ def _url(f: Fields) -> str:
 def _other(f: Fields) -> Package:
     return Package(
         url=_url(f),
-        sha256=f.text("sha256", _SHA256),
+        sha256=f.text("sha256", SHA256),
         size=f.integer("size"),
         name=f.text("name", _NAME),
-        version=f.text("version", _VERSION),
+        version=f.text("version", VERSION),
         file=_file(f),
         metadata=f.one("metadata", _part),
-        requires_python=f.optional_text("requires_python", _SOME),
+        requires_python=f.optional_text("requires_python", SOME),
         uploaded=f.optional_text("uploaded", _TIME),
         yanked=f.optional_text("yanked", _LINE),
     )
@@ -203,10 +199,10 @@ def _other(f: Fields) -> Package:
 def _labels(f: Fields) -> Labels:
     return Labels(
         url=_url(f),
-        sha256=f.text("sha256", _SHA256),
+        sha256=f.text("sha256", SHA256),
         size=f.integer("size"),
         name=f.text("name", _NAME),
-        version=f.text("version", _VERSION),
+        version=f.text("version", VERSION),
         file=_file(f, _LABELS_FILE),
     )
 
@@ -225,7 +221,7 @@ def _offer(f: Fields) -> Offer:
     return Offer(
         **vars(_other(f)),
         model=f.one("model", _model),
-        engine=f.one("engine", _engine),
+        engine=f.one("engine", read_engine),
         targets=f.objects("targets", _target, least=1),
         payload_size=f.integer("payload_size", 1),
         compile_seconds=f.optional_integer("compile_seconds"),
@@ -236,29 +232,17 @@ def _offer(f: Fields) -> Offer:
 
 
 def _key(f: Fields) -> Key:
-    return Key(id=f.text("id", _SHA256), checked=f.boolean("checked"))
+    return Key(id=f.text("id", SHA256), checked=f.boolean("checked"))
 
 
 def _model(f: Fields) -> Model:
     return Model(
-        id=f.text("id", _SOME),
-        revision=f.optional_text("revision", _SOME),
-        architectures=f.texts("architectures", _IDENTIFIER),
-        served_as=f.texts("served_as", _SOME, least=1),
-    )
-
-
-def _engine(f: Fields) -> Engine:
-    return Engine(
-        name=f.text("name", _WORD),
-        version=f.text("version", _VERSION),
-        torch=f.text("torch", _VERSION),
-        triton=f.optional_text("triton", _VERSION),
-        cuda=f.optional_text("cuda", _VERSION),
-        python=f.text("python", _VERSION),
-        platform=f.text("platform", _IDENTIFIER),
+        id=f.text("id", SOME),
+        revision=f.optional_text("revision", SOME),
+        architectures=f.texts("architectures", IDENTIFIER),
+        served_as=f.texts("served_as", SOME, least=1),
     )
 
 
 def _target(f: Fields) -> Target:
-    return Target(name=f.text("name", _WORD), hardware=f.text("hardware", _SOME))
+    return Target(name=f.text("name", WORD), hardware=f.text("hardware", SOME))

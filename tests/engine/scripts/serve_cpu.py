@@ -81,11 +81,11 @@ def _serve(model: str, others: dict[str, Any]) -> dict[str, Any]:
     engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
     started = time.monotonic() - begun
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS, detokenize=False, ignore_eos=True)
-    engine.add_request("1", {"prompt_token_ids": PROMPT}, greedy)  # type: ignore[arg-type]
+    engine.add_request("1", {"prompt_token_ids": PROMPT}, greedy)
     tokens: list[int] = []
     while engine.has_unfinished_requests():
         for output in engine.step():
-            tokens = list(output.outputs[0].token_ids)  # type: ignore[union-attr]
+            tokens = list(output.outputs[0].token_ids)
     return {"tokens": tokens, "seconds": round(started, 2), "pid": os.getpid()}
 
 

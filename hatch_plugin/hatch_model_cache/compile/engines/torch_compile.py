@@ -13,17 +13,15 @@ import hashlib
 import importlib
 import json
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hatch_model_cache.compile.surroundings import Surroundings
 
-from . import torch_keys, vllm_cpu_files, vllm_cpu_host
+from . import interpreter, torch_keys, vllm_cpu_files, vllm_cpu_host
 from .rule import Rule
 
 VERSIONS = frozenset({"2.13.0"})
@@ -106,19 +104,7 @@ def versions() -> dict[str, str | None]:
     """The ``engine`` object of the manifest, for this interpreter."""
     import torch
 
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        triton = None
-    return {
-        "name": "torch",
-        "version": torch.__version__.partition("+")[0],
-        "torch": torch.__version__,
-        "triton": triton,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "platform": f"{sys.platform}_{platform.machine()}",
-    }
+    return interpreter.versions("torch", torch.__version__.partition("+")[0])
 
 
 def host_answers() -> dict[str, str | bool | int | None]:

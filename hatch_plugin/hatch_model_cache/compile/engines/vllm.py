@@ -6,10 +6,9 @@ Everything here that names a vLLM function was checked on the versions in `VERSI
 from __future__ import annotations
 
 import functools
-import sys
 from pathlib import Path
 
-from . import vllm_command, vllm_defaults, vllm_host, vllm_rules, vllm_running, vllm_start
+from . import interpreter, vllm_command, vllm_defaults, vllm_host, vllm_rules, vllm_running, vllm_start
 
 VERSIONS = frozenset({"0.33.0"})
 """vLLM versions this adapter was checked on."""
@@ -26,23 +25,11 @@ def environment(cache_root: Path) -> dict[str, str]:
     return {"VLLM_CACHE_ROOT": str(cache_root)}
 
 
-def versions() -> dict[str, str]:
+def versions() -> dict[str, str | None]:
     """The ``engine`` object of the manifest, for this interpreter."""
-    import platform
-
-    import torch
-    import triton
     import vllm
 
-    return {
-        "name": "vllm",
-        "version": vllm.__version__,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": str(torch.version.cuda),
-        "python": platform.python_version(),
-        "platform": f"{sys.platform}_{platform.machine()}",
-    }
+    return interpreter.versions("vllm", vllm.__version__)
 
 
 host_answers = vllm_host.host_answers

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hatch_model_cache.compile.surroundings import Surroundings
 
 from . import (
+    interpreter,
     vllm_command,
     vllm_cpu_files,
     vllm_cpu_host,
@@ -74,24 +73,9 @@ def compile_rank(
 
 def versions() -> dict[str, str | None]:
     """The ``engine`` object of the manifest, for this interpreter."""
-    import platform
-
-    import torch
     import vllm
 
-    try:
-        triton = metadata.version("triton")  # installed as a dependency; it has no CPU backend
-    except metadata.PackageNotFoundError:
-        triton = None
-    return {
-        "name": "vllm-cpu",
-        "version": vllm.__version__.partition("+")[0],
-        "torch": torch.__version__,
-        "triton": triton,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "platform": f"{sys.platform}_{platform.machine()}",
-    }
+    return interpreter.versions("vllm-cpu", vllm.__version__.partition("+")[0])
 
 
 host_answers = vllm_cpu_host.host_answers

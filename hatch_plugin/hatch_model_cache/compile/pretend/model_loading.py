@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from .device import Device
@@ -22,6 +23,29 @@ def install_inspection(patches: Patches) -> None:
     patches.set(registry, "_run_in_subprocess", in_process, why="a subprocess sees no GPU", checked=CHECKED)
 
 
+def install_loader(patches: Patches, mode: AbstractContextManager[Any], *, checked: str) -> None:
+    """Replace the loader by one that reads nothing and makes the model inside `mode`."""
+    import vllm.model_executor.model_loader as loading
+    import vllm.model_executor.model_loader.dummy_loader as dummy
+
+    patches.set_everywhere(
+        dummy, "initialize_single_dummy_weight", lambda *_, **__: None, why="there is no storage", checked=checked
+    )
+
+    # where the type checker runs there is no vLLM, so its classes are of no known type
+    class ShapesOnlyLoader(dummy.DummyModelLoader):  # type: ignore[misc]
+        """vLLM's loader for random weights, for any load format, without the random values."""
+
+        def __init__(self, load_config: Any) -> None:
+            self.load_config = load_config
+
+        def load_model(self, *args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return super().load_model(*args, **kwargs)
+
+    patches.set_everywhere(loading, "get_model_loader", ShapesOnlyLoader, why="no weights are read", checked=checked)
+
+
 def install(patches: Patches, device: Device) -> None:
     """Replace the loader by one that reads nothing, and pinned-memory views by fake tensors.
 
@@ -29,8 +53,6 @@ def install(patches: Patches, device: Device) -> None:
     """
     import torch
     import vllm.model_executor.layers.fused_moe.expert_map_manager as expert_map_manager
-    import vllm.model_executor.model_loader as loading
-    import vllm.model_executor.model_loader.dummy_loader as dummy
     import vllm.platforms.cuda
     import vllm.utils.torch_utils as torch_utils
     import vllm.v1.worker.gpu.model_runner
@@ -49,10 +71,7 @@ def install(patches: Patches, device: Device) -> None:
         why="maps host memory into the device",
         checked=CHECKED,
     )
-    patches.set_everywhere(
-        dummy, "initialize_single_dummy_weight", lambda *_, **__: None, why="there is no storage", checked=CHECKED
-    )
-
+    install_loader(patches, contextlib.nullcontext(), checked=CHECKED)
     patches.set(
         vllm.platforms.cuda.CudaPlatformBase,
         "set_device",
@@ -75,11 +94,3 @@ def install(patches: Patches, device: Device) -> None:
         why="a pool of device memory (sleep mode) needs the driver",
         checked=CHECKED,
     )
-
-    class ShapesOnlyLoader(dummy.DummyModelLoader):  # type: ignore[misc]
-        """vLLM's loader for random weights, for any load format, without the random values."""
-
-        def __init__(self, load_config: Any) -> None:
-            self.load_config = load_config
-
-    patches.set_everywhere(loading, "get_model_loader", ShapesOnlyLoader, why="no weights are read", checked=CHECKED)
