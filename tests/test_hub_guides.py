@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import shown
 from factories import A100, MODEL, make_host, make_wheel
 from fakes import fake_look_up
 from fakes.web_server import WebServer
@@ -21,18 +22,6 @@ from model_cache.origin import keyring
 from test_find import serve_site
 from verdicts import FACTORS, FLAGS, HOST, OPTIONS, UNKEYED, look_up
 from verdicts import wheel as manifest_of
-
-GUIDES = Path(__file__).parent.parent / "docs/guides"
-HUB, FIND = ((GUIDES / name).read_text("utf-8") for name in ("hub.md", "find.md"))
-
-
-def blocks(text: str, kind: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [block for of_kind, block in found if of_kind == kind]
-
-
-def commands(text: str) -> list[str]:
-    return [line for block in blocks(text, "sh") for line in block.splitlines()]
 
 
 @pytest.fixture
@@ -69,23 +58,24 @@ def plain(text: str) -> list[str]:
 def test_the_hub_s_guide(work: Path, hub: WritableHub, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = "dist/model_cache_synthetic_1b_h100_sxm5_80gb-1.0.0-cp311-none-any.whl"
     printed = []
-    for line in commands(HUB):
-        words = shlex.split(line.replace("dist/WHEEL", wheel))
-        assert cli.main(words[1:]) == 0, line
+    for command in shown.commands("hub.md"):
+        words = shlex.split(command.text.replace("dist/WHEEL", wheel))
+        assert cli.main(words[1:]) == 0, command
         out, err = capsys.readouterr()
-        printed.append(err + out)
+        printed.append((command.output, err + out))
     assert len(printed) == 4
     assert list((work / "site").glob("model_cache_*/manifest.json")), "--install"
     assert [path.name for path in (work / "wheels").iterdir()] == [Path(wheel).name], "--out"
-    pushed, pulled = blocks(HUB, "")
-    assert plain(printed[0]) == plain(pushed)
-    assert plain(printed[3]) == plain(pulled)
+    told = [(expected, output) for expected, output in printed if expected]
+    assert len(told) == 2
+    for expected, output in told:
+        assert plain(output) == plain(expected)
 
 
 def test_the_files_that_the_guide_lists(work: Path, hub: WritableHub) -> None:
     wheel = next((work / "dist").glob("*.whl"))
     assert cli.main(["push", str(wheel), "hf://my-org/caches", "--create"]) == 0
-    listed = set(re.findall(r"^\| `([^`]+)`", HUB, re.MULTILINE))
+    listed = set(re.findall(r"^\| `([^`]+)`", shown.PAGES["hub.md"].read_text("utf-8"), re.MULTILINE))
     there = {"NAME.whl" if name.endswith(".whl") else name for name in hub.names("my-org/caches")}
     assert there - {".gitattributes"} == listed - {"manifest.sig"}, "it is not signed"
 
@@ -103,12 +93,12 @@ def test_find_s_guide(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     with WebServer() as server:
         url = serve_site(server, work / "dist", work)
         printed = []
-        for line in commands(FIND):
-            line = line.replace("https://wheels.example/caches", url).replace("my-org/Model", MODEL)
+        for command in shown.commands("find.md"):
+            line = command.text.replace("https://wheels.example/caches", url).replace("my-org/Model", MODEL)
             capsys.readouterr()
             assert cli.main(shlex.split(line)[1:]) == 0, line
-            printed.append(capsys.readouterr().out)
+            printed.append((command.output or "", capsys.readouterr().out))
     assert len(printed) == 3
-    assert printed[2].startswith("hit: ")
-    [shown] = blocks(FIND, "")
-    assert plain(printed[0]) == plain(shown.replace("https://wheels.example/caches/", url))
+    assert printed[2][1].startswith("hit: ")
+    expected, output = printed[0]
+    assert plain(output) == plain(expected.replace("https://wheels.example/caches/", url))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import shown
 from build_factories import CONFIG
 from fakes import fake_engine
 from hatch_model_cache.commands import new
@@ -19,13 +17,6 @@ from hatch_model_cache.scaffold.scaffold import PIPELINES
 from model_cache.console import Parser
 
 GUIDES = Path(__file__).resolve().parent.parent / "docs" / "guides"
-ENGINE = "/opt/vllm/bin/python"
-
-
-def blocks(guide: str, language: str) -> list[str]:
-    text = (GUIDES / guide).read_text("utf-8")
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return [block for written_in, block in fenced if written_in == language]
 
 
 @pytest.fixture
@@ -39,21 +30,9 @@ def here(tmp_path: Path) -> Path:
     return place
 
 
-def run(script: str, here: Path) -> str:
-    """What a script prints; it must succeed."""
-    variables = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(here)}
-    script = script.replace(ENGINE, str(here.parent / "fake-python"))
-    done = subprocess.run(
-        ["/bin/bash", "-ec", script], cwd=here, env=variables, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.fleet
 def test_the_way_from_a_command_to_a_wheel(here: Path) -> None:
-    [script] = blocks("new-recipe.md", "sh")
-    run(script, here)
+    shown.run(shown.commands("new-recipe.md"), here, swap=engine(here))
     name = "model-cache-qwen3-8b-h100-sxm5-80gb"
     [wheel] = (here / name / "dist").iterdir()
     assert wheel.name.startswith(name.replace("-", "_"))
@@ -61,28 +40,30 @@ def test_the_way_from_a_command_to_a_wheel(here: Path) -> None:
 
 @pytest.mark.fleet
 def test_the_matrix(here: Path) -> None:
-    [file] = blocks("matrix.md", "toml")
+    [file] = shown.blocks("matrix.md", "toml")
     (here / "matrix.toml").write_text(file)
-    [shown] = [block for block in blocks("matrix.md", "") if block.startswith("$ ")]
-    command, _, expected = shown.partition("\n")
-    assert run(command.removeprefix("$ "), here) == expected
-    building, emitting = blocks("matrix.md", "sh")
-    printed = run(building, here)
+    plan, *others = shown.run(shown.commands("matrix.md"), here, swap=engine(here))
+    assert plan.output == plan.command.output
     assert len(list((here / "dist").iterdir())) == 4
-    assert "0 of 4 wheels are to be built" in printed
-    assert "3 up to date of 3 wheels" in printed
-    assert run(emitting, here).startswith('{"include":[]}\n')
+    _, _, again, only, github, *_ = (ran.output for ran in others)
+    assert "0 of 4 wheels are to be built" in again
+    assert "3 up to date of 3 wheels" in only
+    assert github == '{"include":[]}\n'
 
 
 def test_the_pipelines(here: Path) -> None:
-    [script] = blocks("pipelines.md", "sh")
-    run(script, here)
+    shown.run(shown.commands("pipelines.md"), here)
     text = (GUIDES / "pipelines.md").read_text("utf-8")
     assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)) == PIPELINES.keys()
     [project] = here.glob("model-cache-*")
     for path in re.findall(r"`(\.?[a-zA-Z][\w./-]*(?:/[\w.-]+|\.yml))`|`(Dockerfile)`", text):
         name = path[0] or path[1]
         assert name == "templates/actions.toml" or (project / name).exists(), name
+
+
+def engine(here: Path) -> dict[str, str]:
+    """What stands for the engine's interpreter."""
+    return {"/opt/vllm/bin/python": str(here.parent / "fake-python")}
 
 
 def test_every_key_and_option_is_told() -> None:
@@ -94,9 +75,3 @@ def test_every_key_and_option_is_told() -> None:
     text = "".join((GUIDES / guide).read_text("utf-8") for guide in ("new-recipe.md", "pipelines.md"))
     for flag in parser._option_string_actions:
         assert flag in ("-h", "--help", "--quiet", "--version", "--name-with-org") or f"{flag}" in text, flag
-
-
-@pytest.mark.parametrize("guide", ["new-recipe.md", "matrix.md", "pipelines.md"])
-def test_links_lead_somewhere(guide: str) -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)", (GUIDES / guide).read_text("utf-8")):
-        assert (GUIDES / target).exists(), target
