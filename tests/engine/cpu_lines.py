@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.cpu_hosts import SERVE_ARGS, CpuHost
+from engine.cpu_hosts import ALWAYS, SERVE_ARGS, CpuHost
 
 SCRIPT = Path(__file__).parent / "scripts" / "cpu_lines.py"
-ALWAYS = ("--skip-tokenizer-init",)
-"""The tiny model has no tokenizer; in no key."""
-
 SECONDS = 1200
 
 

@@ -92,6 +92,7 @@ def write_recipe(
     serve_args: Sequence[str] = SERVE_ARGS,
     environment: Mapping[str, str] | None = None,
     drafts: Mapping[str, Path] | None = None,
+    engine: str = "vllm==0.33.0",
 ) -> Path:
     """A recipe project for `model_dir`, and the directories of `drafts`, under `project`."""
     from hatch_model_cache import targets as known
@@ -116,7 +117,7 @@ name = "{naming.distribution_name(model, hardware, with_org=False)}"
 version = "1.0.0"
 requires-python = ">=3.11"
 [tool.hatch.build.hooks.model-cache]
-engine = "vllm==0.33.0"
+engine = "{engine}"
 model = "{model}"
 config = "model"
 served-as = {lists[0]}

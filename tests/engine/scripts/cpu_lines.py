@@ -20,8 +20,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import answering
+
 PROMPTS = ([1, 5, 9, 22, 7], [3, 3, 800, 41, 2, 17, 5], [1000, 11])
-TOKENS = 16
 SECONDS = 240.0
 
 
@@ -87,7 +88,6 @@ def _look_up(request: dict[str, Any], surroundings: Any) -> dict[str, Any]:
 
 def _start(request: dict[str, Any]) -> dict[str, Any]:
     """As `vllm serve` starts its engine: same parser, same entry point; and what it then generates, greedily."""
-    from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -96,14 +96,7 @@ def _start(request: dict[str, Any]) -> dict[str, Any]:
 
     arguments = EngineArgs.from_cli_args(vllm_command.parse(request["arguments"]))
     engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
-    greedy = SamplingParams(temperature=0, max_tokens=TOKENS, detokenize=False, ignore_eos=True)
-    tokens: dict[str, list[int]] = {}
-    for number, prompt in enumerate(PROMPTS):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, greedy)
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            tokens[output.request_id] = list(output.outputs[0].token_ids)
-    return {"tokens": [tokens[str(number)] for number in range(len(PROMPTS))]}
+    return {"tokens": answering.answers(engine, PROMPTS)}
 
 
 if __name__ == "__main__":

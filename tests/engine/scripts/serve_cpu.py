@@ -2,9 +2,9 @@
 
     python serve_cpu.py [--in-turn] REQUEST.json …
 
-A request names environment, model, arguments, directory, log and answer. All requests of one call start at the same
-moment, or one after the other. vLLM is imported once, then each engine is a fork: an import takes longer here than a
-warm start. Nothing of the engine is replaced.
+A request names environment, arguments (what follows `vllm serve`), prompts, directory, log and answer. All requests of
+one call start at the same moment, or one after the other. vLLM is imported once, then each engine is a fork: an import
+takes longer here than a warm start. Nothing of the engine is replaced.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-PROMPT = [1, 5, 9, 22, 7]
-TOKENS = 16
+import answering
+
 SECONDS = 240.0
 
 
@@ -60,7 +60,7 @@ def _fork(request: dict[str, Any]) -> int:
     try:
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
-        answer = _serve(request["model"], request["arguments"])
+        answer = _serve(request["arguments"], request["prompts"])
     except BaseException as error:
         traceback.print_exc()
         answer = {"error": f"{type(error).__name__}: {error}"}
@@ -68,25 +68,28 @@ def _fork(request: dict[str, Any]) -> int:
     os._exit(0)
 
 
-def _serve(model: str, others: dict[str, Any]) -> dict[str, Any]:
-    from vllm import SamplingParams
+def _serve(words: list[str], prompts: list[list[int]]) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    arguments = EngineArgs.from_cli_args(parser.parse_args(["--model", *words]))
     begun = time.monotonic()
-    wheel = {"skip_tokenizer_init": True, "max_model_len": 512, "max_num_batched_tokens": 512, "max_num_seqs": 16}
-    arguments = EngineArgs(model=model, **{**wheel, **others})
     # the entry point is in the key; that of `vllm serve` is what wheels are built for
     engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
     started = time.monotonic() - begun
-    greedy = SamplingParams(temperature=0, max_tokens=TOKENS, detokenize=False, ignore_eos=True)
-    engine.add_request("1", {"prompt_token_ids": PROMPT}, greedy)
-    tokens: list[int] = []
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            tokens = list(output.outputs[0].token_ids)
-    return {"tokens": tokens, "seconds": round(started, 2), "pid": os.getpid()}
+    singly = [answering.answers(engine, [prompt])[0] for prompt in prompts]
+    engine.reset_prefix_cache()
+    together = answering.answers(engine, prompts)
+    return {
+        "singly": singly,
+        "together": together,
+        "lowered": answering.lowered(engine),
+        "seconds": round(started, 2),
+        "pid": os.getpid(),
+    }
 
 
 if __name__ == "__main__":
