@@ -76,7 +76,7 @@ def _new(arguments: argparse.Namespace) -> int:
     project, dropped = new.asked_project(arguments)
     directory = arguments.directory or Path("model-caches")
     files = starter.files(project)
-    new.make(arguments, files, directory, {"matrix": "matrix.toml"}, new.left_out(dropped), [])
+    new.make(arguments, files, directory, {"matrix": "matrix.toml"}, dropped, [])
     return 0
 
 

@@ -14,8 +14,8 @@ from model_cache.wheel.names import printable
 
 if TYPE_CHECKING:
     from hatch_model_cache.recipe.recipe import Recipe
+    from hatch_model_cache.scaffold.request import Request
     from hatch_model_cache.scaffold.scaffold import Project
-    from hatch_model_cache.scaffold.serve_line import ServeLine
 
 _DESCRIPTION = """\
 Make a recipe project that builds as it is: put `model-cache new --target NAME
@@ -42,6 +42,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from hatch_model_cache.scaffold.scaffold import PIPELINES
 
     parser.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="new directory (default: ./ its name)")
+    add_recipe_arguments(parser)
+    parser.add_argument("--version", default="1.0.0", metavar="VERSION", help="the project's version (1.0.0)")
+    parser.add_argument(
+        "--with",
+        action="append",
+        metavar="NAME,…",
+        dest="pipelines",
+        default=[],
+        help=f"add pipelines: {', '.join(PIPELINES)}",
+    )
+    parser.add_argument(
+        "--image", metavar="IMAGE", help="the image that serves, for those pipelines (vllm/vllm-openai:vVERSION)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, say what would be made, write nothing"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
+
+
+def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of everything that makes a recipe from a serve command, which it does not tell."""
     parser.add_argument(
         "--target", action="append", metavar="NAME", dest="targets", help="GPU to compile for (may be repeated)"
     )
@@ -62,23 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variant", metavar="WORD", help="word in the name, for several recipes of one model")
     parser.add_argument("--hardware", metavar="WORD", help="hardware in the name, for targets of several architectures")
     parser.add_argument("--name-with-org", action="store_true", help="keep the model's organisation in the name")
-    parser.add_argument("--version", default="1.0.0", metavar="VERSION", help="the project's version (1.0.0)")
-    parser.add_argument(
-        "--with",
-        action="append",
-        metavar="NAME,…",
-        dest="pipelines",
-        default=[],
-        help=f"add pipelines: {', '.join(PIPELINES)}",
-    )
-    parser.add_argument(
-        "--image", metavar="IMAGE", help="the image that serves, for those pipelines (vllm/vllm-openai:vVERSION)"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check everything, say what would be made, write nothing"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -91,13 +96,8 @@ def _run(arguments: argparse.Namespace) -> int:
     project = dataclasses.replace(project, recipe=recipe, notes=notes)
     about = {"name": project.name, "version": project.version}
     directory = arguments.directory or Path(project.name)
-    make(arguments, project.files(), directory, about, [*notes, *left_out(dropped)], recipe.warnings())
+    make(arguments, project.files(), directory, about, [*notes, *dropped], recipe.warnings())
     return 0
-
-
-def left_out(dropped: Sequence[str]) -> list[str]:
-    """What to say about flags of the command that are not in what was made."""
-    return [f"left out, no key holds it: {flag}" for flag in dropped]
 
 
 def make(
@@ -136,74 +136,51 @@ def make(
         sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
 
 
-def asked_project(arguments: argparse.Namespace) -> tuple[Project, tuple[str, ...]]:
-    """The project that the arguments ask for, nothing pinned, and the flags of the command that were left out.
+def asked_project(arguments: argparse.Namespace) -> tuple[Project, list[str]]:
+    """The project that the arguments ask for, nothing pinned, and notes on what of the command was left out.
 
     Raises UsageError with every problem.
     """
-    from hatch_model_cache.scaffold import scaffold
+    from hatch_model_cache.scaffold import request, scaffold
 
     problems: list[str] = []
-    line = _line(arguments.engine_command, problems)
     pipelines = _pipelines(arguments.pipelines, problems)
     if arguments.directory is not None:
         _add(problems, lambda: scaffold.require_unused(arguments.directory))
-    words = scaffold.option_words()
-    table = _table(arguments, line, problems)
-    recipe, found = scaffold.checked(table, words, where=Path.cwd(), version=arguments.version)
-    # what is wrong for want of a command was said already
-    problems += [text for text in found if line is not None or not text.startswith(words["model"])]
-    if recipe is not None and line is not None:
-        problems += _disagreements(arguments, recipe, line, pipelines)
+    asked = asked_request(arguments, problems)
+    found = request.read(asked, scaffold.option_words(), version=arguments.version)
+    recipe, line = found.recipe, found.line
+    problems = [*found.problems, *problems]
+    if recipe is not None:
+        problems += _without_image(arguments, recipe, pipelines)
     if problems or recipe is None or line is None:
         raise UsageError("No project can be made:", problems)
     project = scaffold.Project(recipe=recipe, version=arguments.version, pipelines=pipelines, image=arguments.image)
-    return project, line.dropped
+    return project, request.left_out(line)
 
 
-def _line(words: Sequence[str], problems: list[str]) -> ServeLine | None:
-    from hatch_model_cache.scaffold import serve_line
+def asked_request(arguments: argparse.Namespace, problems: list[str]) -> Request:
+    """What the arguments of `add_recipe_arguments` and the command ask to be compiled; adds to `problems`."""
+    from hatch_model_cache.scaffold.request import Request
 
-    try:
-        return serve_line.read(words)
-    except UsageError as error:
-        problems.append(error.message)
-        return None
-
-
-def _table(arguments: argparse.Namespace, line: ServeLine | None, problems: list[str]) -> dict[str, Any]:
-    """The recipe's options under their TOML keys; None for those that nobody gave."""
-    from hatch_model_cache.scaffold import serve_line
-
-    model = line.model if line else None
-    local = serve_line.local_config(model) if model else None
-    served = dict.fromkeys([*([model] if model else []), *(arguments.served_as or [])])
-    variables = _pairs("--env", "VALUE", arguments.env, problems)
-    return {
-        "engine": arguments.engine,
-        "model": model,
-        "revision": arguments.revision or _revision(line.arguments if line else ()),
-        "config": arguments.config or (str(local) if local else None),
-        "served-as": list(served) or None,
-        "targets": list(dict.fromkeys(arguments.targets or [])) or None,
-        "serve-args": list(line.arguments) if line else [],
-        "environment": {**(line.environment if line else {}), **variables},
-        "drafts": _pairs("--draft", "DIR", arguments.draft, problems),
-        "name-with-org": arguments.name_with_org,
-        "hardware": arguments.hardware,
-        "variant": arguments.variant,
-    }
+    return Request(
+        command=arguments.engine_command,
+        targets=arguments.targets or (),
+        engine=arguments.engine,
+        config=arguments.config,
+        revision=arguments.revision,
+        served_as=arguments.served_as or (),
+        environment=_pairs("--env", "VALUE", arguments.env, problems),
+        drafts=_pairs("--draft", "DIR", arguments.draft, problems),
+        variant=arguments.variant,
+        hardware=arguments.hardware,
+        name_with_org=arguments.name_with_org,
+    )
 
 
-def _disagreements(
-    arguments: argparse.Namespace, recipe: Recipe, line: ServeLine, pipelines: Sequence[str]
-) -> Iterator[str]:
-    """What is wrong with parts that are right each by itself."""
-    from hatch_model_cache.compile import engines
+def _without_image(arguments: argparse.Namespace, recipe: Recipe, pipelines: Sequence[str]) -> Iterator[str]:
     from hatch_model_cache.scaffold import scaffold
 
-    if line.command != engines.adapter(recipe.engine_name).COMMAND:
-        yield f"--engine: is {recipe.engine}, and the command starts {line.command}."
     needing = [name for name in pipelines if name in scaffold.WITH_IMAGE]
     if needing and recipe.engine_name != "vllm" and not arguments.image:
         yield f"--image: is needed for {', '.join(needing)}: no image of {recipe.engine} is known here."
@@ -235,12 +212,3 @@ def _pipelines(given: Sequence[str], problems: list[str]) -> tuple[str, ...]:
     if unknown:
         problems.append(f"--with: no {printable(', '.join(unknown))}; there are {', '.join(PIPELINES)}.")
     return tuple(name for name in PIPELINES if name in names)
-
-
-def _revision(arguments: Sequence[str]) -> str | None:
-    """The value of the command's own --revision, which a recipe's must equal."""
-    for index, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if flag == "--revision":
-            return value if equals else "".join(arguments[index + 1 : index + 2])
-    return None

@@ -99,8 +99,8 @@ class Recipe:
         'Largest wheel that a build may leave, like `"100 MB"`; the limit of public indexes is often that',
         default=None,
     )
-    project_dir: Path = field(default=Path(), compare=False, repr=False)
-    """Where `pyproject.toml` is; no option."""
+    project_dir: Path | None = field(default=None, compare=False, repr=False)
+    """Where `pyproject.toml` is; no option. None: the recipe is in no project, and its paths are absolute."""
 
     @property
     def engine_name(self) -> str:
@@ -115,12 +115,15 @@ class Recipe:
     @property
     def config_dir(self) -> Path | None:
         """Absolute path of the directory with config.json; None when it is to be fetched."""
-        return None if self.config is None else (self.project_dir / self.config).resolve()
+        return None if self.config is None else self._resolved(self.config)
 
     @property
     def draft_dirs(self) -> dict[str, Path]:
         """Absolute path of the directory of every speculative model."""
-        return {name: (self.project_dir / directory).resolve() for name, directory in self.drafts.items()}
+        return {name: self._resolved(directory) for name, directory in self.drafts.items()}
+
+    def _resolved(self, path: str) -> Path:
+        return ((self.project_dir or Path()) / path).resolve()
 
     @property
     def engine_arguments(self) -> tuple[str, ...]:

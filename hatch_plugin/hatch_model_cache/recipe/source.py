@@ -18,26 +18,26 @@ _STEERING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_NAMESPACE")
 def source_of(recipe: Recipe) -> Source:
     """The commit that the recipe's project is checked out at.
 
-    dirty: a tracked file of the project differs from the commit, or a file of the recipe is not in it. Without git, in
-    an unpacked sdist, or when the project is no part of the repository around it: no commit.
+    dirty: a tracked file of the project differs from the commit, or a file of the recipe is not in it. Without a
+    project or git, in an unpacked sdist, or when the project is no part of the repository around it: no commit.
     """
     project = recipe.project_dir
-    if _git(project, "ls-files", "--error-unmatch", "--", "pyproject.toml") is None:
+    if project is None or _git(project, "ls-files", "--error-unmatch", "--", "pyproject.toml") is None:
         return Source(None, dirty=False)
     commit = (_git(project, "rev-parse", "HEAD") or "").strip()
     if not _COMMIT.fullmatch(commit):
         return Source(None, dirty=False)
     changed = _git(project, "status", "--porcelain", "--untracked-files=no", "--", ".")
-    others = _git(project, "ls-files", "--others", "--", *_files(recipe))
+    others = _git(project, "ls-files", "--others", "--", *_files(recipe, project))
     return Source(commit, dirty=bool(changed is None or changed.strip() or others is None or others.strip()))
 
 
-def _files(recipe: Recipe) -> list[str]:
+def _files(recipe: Recipe, project: Path) -> list[str]:
     """The recipe's files that lie in its project, relative to it."""
     found = ["pyproject.toml"]
     directory = recipe.config_dir
-    if directory is not None and directory.is_relative_to(recipe.project_dir):
-        found += [path.relative_to(recipe.project_dir).as_posix() for _, path in config_files(directory)]
+    if directory is not None and directory.is_relative_to(project):
+        found += [path.relative_to(project).as_posix() for _, path in config_files(directory)]
     return found
 
 

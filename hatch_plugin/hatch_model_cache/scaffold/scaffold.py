@@ -152,7 +152,7 @@ def checked(
         problems.append(f'.version: must be a public version, like "1.0.0", not {printable(version)!r}.')
     if problems:
         return None, [_in_words(problem, words) for problem in problems]
-    return Recipe(**values, project_dir=where), []
+    return Recipe(**values), []
 
 
 def write(files: Mapping[str, bytes], directory: Path) -> None:
