@@ -6,11 +6,12 @@ them in the sources of the tests, and fails for a command that nobody takes.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def commands(page: str, *beginnings: str) -> list[Command]:
     """All commands of a page, in their order; or for each beginning the one that begins so."""
     everything = _commands(page)
     if not beginnings:
-        return everything
+        return list(everything)
     chosen = []
     for beginning in beginnings:
         found = [command for command in everything if command.text.startswith(beginning)]
@@ -112,13 +113,16 @@ def run(
     return [Ran(command, output) for command, output in zip(shown, outputs, strict=True)]
 
 
-def _fenced(page: str) -> list[tuple[str, str, str]]:
+def _fenced(page: str) -> Iterator[tuple[str, str, str]]:
     """(text since the block before, language, content)"""
-    text = PAGES[page].read_text("utf-8")
-    return re.findall(r"(.*?)^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    parts = re.split(r"^```(\w*)\n", PAGES[page].read_text("utf-8"), flags=re.MULTILINE)
+    for start in range(0, len(parts) - 4, 4):
+        before, language, body, _ = parts[start : start + 4]
+        yield before, language, body
 
 
-def _commands(page: str) -> list[Command]:
+@functools.cache
+def _commands(page: str) -> tuple[Command, ...]:
     found: list[Command] = []
     open_end = False
     for before, language, body in _fenced(page):
@@ -137,4 +141,4 @@ def _commands(page: str) -> list[Command]:
             open_end = False
         else:
             open_end = False
-    return found
+    return tuple(found)
