@@ -19,8 +19,12 @@ from model_cache.wheel.verify import read_manifest
 
 from .rows import Row
 
-FORKED = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
-"""How the serving engine starts its core and its workers; in no key. Spares an import of vLLM for every rank."""
+FASTER = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # of its core and its workers: spares an import of vLLM for every rank
+    "HUMMING_DISABLE_PARALLEL_BUILD": "1",  # else its import starts a C++ build of a launcher that nothing here calls
+    "DO_NOT_TRACK": "1",  # no usage statistics: a thread that asks everything about the machine, and reports it
+}
+"""How the serving engine is started; in no key."""
 
 LONGEST = 500
 """Characters of an error that the table shows."""
@@ -142,7 +146,7 @@ class Bench:
                 served,
                 target,
                 arguments=row.serve_args,
-                environment={**FORKED, **row.environment},
+                environment={**FASTER, **row.environment},
                 tokenizer=row.tokenizer,
             )
         except ModelCacheError as error:

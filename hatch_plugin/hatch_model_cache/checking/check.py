@@ -14,7 +14,7 @@ from hatch_model_cache.checking import factors
 from hatch_model_cache.checking.changes import CommandLine
 from hatch_model_cache.checking.verdict import Observation
 from hatch_model_cache.compile import engines
-from hatch_model_cache.compiling import engine_process
+from hatch_model_cache.compiling import engine_process, interpreter
 from hatch_model_cache.compiling.progress import Progress
 from model_cache.errors import UsageError
 from model_cache.machine import cpu
@@ -149,6 +149,7 @@ def observe(
             **adapter.environment(Path(scratch) / "cache"),
             "MODEL_CACHE_DISABLE": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            **interpreter.UNDISTURBED,
         }
         job = {
             "task": "look-up",

@@ -18,6 +18,11 @@ VARIABLE = "MODEL_CACHE_PYTHON"
 _KEPT = ("PATH", "LD_LIBRARY_PATH")
 """What a compile process inherits. PATH because the engine asks for nvcc and ninja; nothing that it hashes."""
 
+UNDISTURBED = {
+    "DO_NOT_TRACK": "1",  # the engine tells its makers of every start, and reads all about this machine for that
+    "HUMMING_DISABLE_PARALLEL_BUILD": "1",  # else the import of Humming builds its launcher in C++, in the background
+}
+"""Work that vLLM 0.33.0 does beside a start, and that no start here has a use for; in no key."""
 
 _ASK_VERSION = "import sys; print('python', *sys.version_info[:2])"
 _ASK_INSTALLED = """
@@ -127,6 +132,7 @@ def scrubbed_environment(
         "CUDA_CACHE_DISABLE": "1",
         "PYTHONHASHSEED": "0",  # the order of sets shows in artifacts
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a pool of processes would not share the pretence; not in the key
+        **UNDISTURBED,
     }
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return {**kept, **neutral, **engine_environment, **recipe_environment}
