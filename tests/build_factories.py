@@ -162,6 +162,7 @@ def document(
             }
             for name in recipe.targets
         ],
+        "hints": {},
     }, files
 
 

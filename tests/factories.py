@@ -187,6 +187,7 @@ def make_document(
             for target in targets
             if target["kind"] == "gpu"
         ],
+        "hints": {},
     }
     for path, value in (changes or {}).items():
         change(document, path, value)

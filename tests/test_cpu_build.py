@@ -242,6 +242,7 @@ def result(recipe: Recipe, place: Path) -> RankResult:
         "artifacts": [artifact],
         "kernels": [],
         "stand_ins": [],
+        "hints": {},
         "measured": {"seconds": 1.0, "peak_rss_bytes": 1},
     }
     return RankResult(AVX512, 0, directory, found)

@@ -126,6 +126,11 @@ BROKEN: list[tuple[str, Any]] = [
     ("entries.0.files.0.contains", ["virus"]),
     ("entries.0.files.0.link", "x"),
     ("kernels.0.registers", None),
+    ("hints", {"modelinfos/x.json": 1}),
+    *(("hints", {path: "{}"}) for path in (
+        "x.json", "a/b/x.json", "../x.json", "/a/x.json", "a/x", "a/.json", ".model-cache/x.json", "a\\x.json", ".a/x.json",
+    )),
+    ("hints", {"modelinfos/x.json": "y" * 70_000}),
     ("kernels.0.arch", "SM 90"),
     *((f"entries.0.{field}", path) for field in ("directory", "files.0.path") for path in (
         "", "/etc/x", "../x", "a/../b", "a/./b", ".", "a//b", "a/", "C:/x", "c:x", "a\\b", "a\x00b", "a\nb",
@@ -150,7 +155,7 @@ def fields(value: Any, prefix: str = "") -> list[str]:
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in pairs:
         free = (
-            prefix in ("factors.", "factors.f.", "host_answers.", "serve.environment.", "unkeyed.")
+            prefix in ("factors.", "factors.f.", "hints.", "host_answers.", "serve.environment.", "unkeyed.")
             or "overrides" in prefix
         )
         if isinstance(value, dict) and not free:

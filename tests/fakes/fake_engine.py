@@ -95,6 +95,7 @@ def leave(job: Mapping[str, Any], cache: Path, prefixes: tuple[str, ...] = ("bac
         "models": len(prefixes),
         "saved": len(prefixes),
         "parts": 2 * len(prefixes),
+        "hints": {"modelinfos/fake-Model.json": '{"hash": "0"}'},
         "artifacts": artifacts,
         "kernels": [
             {

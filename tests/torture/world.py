@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -32,6 +33,8 @@ VERSIONS: dict[str, Contents] = {
     "2.0.0": {ENTRY_ONE: {"rank_0_0/model": BIG, "rank_1_0/model": b"two"}, ENTRY_THREE: {"rank_0_0/model": b"3"}},
     "3.0.0": {ENTRY_ONE: {"rank_0_0/model": b"three"}, ENTRY_TWO: CONTENTS[ENTRY_TWO]},
 }
+HINT = "modelinfos/x.json"
+HINTS = {version: json.dumps({"of": version}) for version in VERSIONS}
 RANKS = ("rank_0_0/model", "rank_1_0/model")
 ADDED = "inductor_cache"
 
@@ -48,7 +51,7 @@ class World:
         self.root = folder / "root"
         self.host = make_host()
         self.sites = {
-            version: make_site(folder / version, contents=contents, version=version)
+            version: make_site(folder / version, contents=contents, version=version, changes={"hints": {HINT: HINTS[version]}})
             for version, contents in VERSIONS.items()
         }
 
@@ -105,6 +108,9 @@ class World:
         before = self._state() if (self.root / ".model-cache").is_dir() else None
         said = self.start(version)
         found = {p: d for p, d in self.files().items() if f"/{ADDED}/" not in p and ".model-cache-tmp-" not in p}
+        hint = found.pop(HINT, None)  # may be missing or be another version's: the engine judges it by itself
+        if hint is not None and hint.decode() not in HINTS.values():
+            raise Failed(f"a torn hint after a start with {version}: {hint!r}")
         if found and not any(found == expected(one) for one in VERSIONS.values()):
             raise Failed(f"a mixture after a start with {version}: {sorted(found)}; said: {said}; before: {before}")
 
@@ -112,7 +118,7 @@ class World:
         """Deploy, and find exactly that version (beside what an engine has added), and nothing unfinished."""
         before = (self.root / ".model-cache").is_dir() and self._state()
         outcome = self.deploy(version)
-        wanted = expected(VERSIONS[version])
+        wanted = expected(VERSIONS[version]) | {HINT: HINTS[version].encode()}
         found = {path: data for path, data in self.files().items() if f"/{ADDED}/" not in path}
         if found != wanted:
             wrong = sorted(path for path in found.keys() | wanted.keys() if found.get(path) != wanted.get(path))

@@ -143,6 +143,7 @@ def _compile(
         "models": compiled.models,
         "saved": compiled.saved,
         "parts": compiled.parts,
+        "hints": compiled.hints,
         "artifacts": [asdict(artifact) for artifact in compiled.artifacts],
         "kernels": [asdict(kernel) for kernel in log.kernels.values()],
         "ptxas_runs": log.ptxas_runs,

@@ -23,7 +23,7 @@ from model_cache.errors import CompileError
 
 RESULT_KEYS = (
     *("architectures", "artifacts", "engine", "factors", "host_answers", "kernels", "measured"),
-    *("models", "parts", "ranks", "saved", "stand_ins", "unkeyed"),
+    *("hints", "models", "parts", "ranks", "saved", "stand_ins", "unkeyed"),
 )
 """What the result of a compile process must hold."""
 
@@ -108,6 +108,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
         "factors": factors,
         "entries": list(entries.values()),
         "kernels": _kernels(results),
+        "hints": {path: text for result in results for path, text in result.result["hints"].items()},
     }
     artifacts.write(out, document)
 
@@ -181,7 +182,7 @@ def _disagreements(results: Sequence[RankResult]) -> Iterator[str]:
     """Processes of one build must agree on the engine, the host, and (for one target) on every key."""
     first = results[0]
     for other in results[1:]:
-        for what in ("engine", "host_answers", "unkeyed", "architectures"):
+        for what in ("engine", "host_answers", "unkeyed", "architectures", "hints"):
             if other.result[what] != first.result[what]:
                 yield f"{other} and {first} disagree on {what}"
     keys: dict[tuple[str, str], tuple[RankResult, list[dict[str, Any]]]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_cache.store import files, kept, leftovers, staging, state
+from model_cache.store import files, hints, kept, leftovers, staging, state
 from model_cache.store.files import system_errors
 from model_cache.store.root import Root
 from model_cache.store.state import State
@@ -54,6 +54,7 @@ def _take_away(root: Root, name: str, deadline: Deadline) -> tuple[State, list[s
         leftovers.clean(root, found.ours())
         note(root, found.in_phase("removing"))
         left = [path for entry in found.ours() for path in staging.take_away(root, entry, deadline)]
+        hints.take_away(root, found.name, found.hints)
         kept.drop(root, name)
         state.delete(root, name)
         root.prune()

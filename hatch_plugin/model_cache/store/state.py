@@ -72,7 +72,8 @@ class State:
 
     superseded: entries of the version before, still to be removed. previous: manifest_sha256 of the version that is
     kept for a rollback, or "". held: that of the version that was rolled back from, which only a deploy by name brings
-    back, or "". site: where the wheel was installed that was deployed, or "" (a kept one).
+    back, or "". site: where the wheel was installed that was deployed, or "" (a kept one). hints: of the manifest's,
+    those that were put there, or may have been: while deploying, also those of the version before.
     """
 
     name: str
@@ -85,6 +86,7 @@ class State:
     previous: str = ""
     held: str = ""
     site: str = ""
+    hints: tuple[DeployedFile, ...] = ()
 
     def ours(self) -> tuple[DeployedEntry, ...]:
         """Every entry that may hold files of ours, of this version and of the one before."""
@@ -243,6 +245,7 @@ def _state(f: Fields) -> State:
         previous=f.text("previous", _DIGEST_OR_NOTHING),
         held=f.text("held", _DIGEST_OR_NOTHING),
         site=_noted_path(f, "site"),
+        hints=f.objects("hints", _file),
     )
 
 

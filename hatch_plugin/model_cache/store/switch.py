@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from model_cache.errors import DamagedError, ModelCacheError
-from model_cache.store import files, kept, leftovers, place, plan, staging, state
+from model_cache.store import files, hints, kept, leftovers, place, plan, staging, state
 from model_cache.store.files import human
 from model_cache.store.plan import Links, Outcome, Step
 from model_cache.store.root import Root, temporary_name
@@ -72,6 +72,7 @@ def switch(root: Root, wanted: Wanted, deadline: Deadline) -> Outcome:
     leftovers.clean(root, [*map(plan.as_deployed, entries), *(old.ours() if old else ())])
     steps = plan.make(root, entries, old, deadline, wanted.links)
     done = old is not None and is_done(old, wanted.verified, targets)
+    here = hints.wanted(root, normalize(manifest.name), manifest.hints, old)
     intent = State(
         name=normalize(manifest.name),
         version=manifest.version,
@@ -83,14 +84,18 @@ def switch(root: Root, wanted: Wanted, deadline: Deadline) -> Outcome:
         previous=_previous(old, wanted.verified),
         held=wanted.held,
         site=wanted.site,
+        hints=tuple(dict.fromkeys((*here, *(old.hints if old else ())))),
     )
     if not done or any(step.writes for step in steps):
         _check_place(root, steps, manifest)
         _check_space(root, intent.name, steps)
         # While the same directories are only being mended, the state on disk stays valid.
-        mending = done and old is not None and _directories(old) == _directories(intent)
+        mending = done and old is not None and (_directories(old), old.hints) == (_directories(intent), here)
         steps, intent = _write(root, wanted, steps, intent, old, deadline, mending=mending)
-    result, removed, left = _settle(root, intent, steps, deadline)
+    elif old is not None and old.hints != here:
+        state.save(root, replace(old, hints=intent.hints))
+    hints.settle(root, intent.name, manifest.hints, here, old)
+    result, removed, left = _settle(root, replace(intent, hints=here), steps, deadline)
     return Outcome(
         name=manifest.name,
         version=manifest.version,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from model_cache.errors import DamagedError, NotFoundError, NotTrustedError
 from model_cache.origin.trust import Trust
-from model_cache.store import kept, leftovers, removal, staging, state
+from model_cache.store import hints, kept, leftovers, removal, staging, state
 from model_cache.store.files import system_errors
 from model_cache.store.root import Root
 from model_cache.store.state import State
@@ -65,5 +65,6 @@ def withdraw(root_path: str, found: State, deadline: Deadline) -> Withdrawal:
         if now.phase == "withdrawn" or kept.keep(root, now, deadline):
             place = f"{kept.folder(now.name)}/{now.manifest_sha256}"
         removal.note(root, now.in_phase("withdrawn"))
+        hints.take_away(root, now.name, now.hints)
         left = [path for entry in now.ours() for path in staging.take_away(root, entry, deadline)]
     return Withdrawal(now.name, now.version, tuple(e.directory for e in now.ours()), tuple(left), place)

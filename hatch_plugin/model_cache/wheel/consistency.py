@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from model_cache.wheel.names import PREFIX, folded, normalize
-from model_cache.wheel.strict_json import MAX_PROBLEMS
+from model_cache.errors import DamagedError
+from model_cache.wheel.names import PREFIX, folded, normalize, unsafe_path
+from model_cache.wheel.strict_json import MAX_PROBLEMS, loads
 
 if TYPE_CHECKING:
     from model_cache.wheel.manifest import Manifest
+
+MAX_HINT_BYTES = 64 * 1024
+_HINT = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-][A-Za-z0-9._-]*\.json")
 
 
 def inconsistencies(manifest: Manifest) -> list[str]:
@@ -39,6 +44,7 @@ def inconsistencies(manifest: Manifest) -> list[str]:
         if kernel.target not in targets
     ]
     problems += _without_code(manifest)
+    problems += _bad_hints(manifest)
     return problems[:MAX_PROBLEMS]
 
 
@@ -57,6 +63,26 @@ def _without_code(manifest: Manifest) -> Iterator[str]:
         for field in ("cuda", "triton"):
             if getattr(manifest.engine, field) is None:
                 yield f"engine.{field} is null, and GPU targets need it"
+
+
+def _bad_hints(manifest: Manifest) -> Iterator[str]:
+    """What may not be written beside the entries: anything but a short JSON object, in a directory of its own kind."""
+    entries = {folded(entry.directory.partition("/")[0]) for entry in manifest.entries}
+    for path, text in manifest.hints.items():
+        where = f"hints.{path!r:.80}"
+        reason = unsafe_path(path)
+        if reason or not _HINT.fullmatch(path):
+            yield f"{where} {reason or 'is no JSON file in a directory below the root'}"
+        elif folded(path.partition("/")[0]) in entries:
+            yield f"{where} lies in a directory of entries"
+        try:
+            value = loads(text.encode(), where, MAX_HINT_BYTES)
+        except DamagedError as error:
+            yield error.message
+        else:
+            if not isinstance(value, dict):
+                yield f"{where} must hold an object"
+    yield from collisions("hints", list(manifest.hints))
 
 
 def _twice(where: str, names: Iterable[str]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 
 from model_cache.errors import DamagedError
 from model_cache.wheel.consistency import inconsistencies
@@ -164,6 +164,8 @@ class Manifest:
     factors: Mapping[str, Mapping[str, str]]
     entries: tuple[Entry, ...]
     kernels: tuple[Kernel, ...]
+    hints: Mapping[str, str] = field(default_factory=dict)
+    """Small JSON files that the engine judges by what they hold, and does without: path below the root → text."""
     schema_version: int = SCHEMA_VERSION
 
     def files(self) -> Iterator[File]:
@@ -246,6 +248,7 @@ def _manifest(f: Fields) -> Manifest:
         factors={key: table.text_mapping(key) for key in factors},
         entries=f.objects("entries", _entry, least=1),
         kernels=f.objects("kernels", _kernel),
+        hints=f.text_mapping("hints"),
     )
 
 

@@ -83,6 +83,7 @@ class Compiled:
     parts: int
     models: int = field(default=1)
     saved: int = field(default=1)
+    hints: dict[str, str] = field(default_factory=dict)
 
 
 def environment(cache_root: Path) -> dict[str, str]:

@@ -55,6 +55,7 @@ class Compiled:
         unkeyed: what decides the code and is in no key, by the adapter.
         models: how many models the engine compiles; blocks of one class that share an artifact are one.
         counters: vLLM's own counters (``vllm.compilation.counter.compilation_counter``), non-zero ones.
+        hints: as in the manifest: what the engine has found out about the model's class.
     """
 
     artifacts: list[Artifact] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Compiled:
     unkeyed: dict[str, str | bool | int | None] = field(default_factory=dict)
     models: int = 0
     counters: dict[str, int] = field(default_factory=dict)
+    hints: dict[str, str] = field(default_factory=dict)
 
     @property
     def saved(self) -> int:
@@ -141,7 +143,20 @@ def compile_rank(
     if not compiled.models:
         raise RuntimeError("the engine compiles nothing; is torch.compile off in the serve arguments?")
     compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
+    compiled.hints = _model_infos()
     return compiled
+
+
+def _model_infos() -> dict[str, str]:
+    """What the engine keeps about model classes, so that it need not import them in a process of their own at its next
+    start: path below the cache root → text. It goes by the hash of the class's source that the file holds.
+
+    vllm/model_executor/models/registry.py, _LazyRegisteredModel.inspect_model_cls
+    """
+    import vllm.envs as envs
+
+    root = Path(envs.VLLM_CACHE_ROOT)
+    return {str(path.relative_to(root)): path.read_text("utf-8") for path in sorted(root.glob("modelinfos/*.json"))}
 
 
 def look_up_keys(
