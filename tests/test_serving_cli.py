@@ -157,6 +157,7 @@ def test_inspect_of_a_file_and_of_an_installed_wheel(site: Path, run: Any, tmp_p
         "NVIDIA H100 80GB HBM3 (compute capability 9.0, 132 SMs; without a source: total_memory)",
         "serve      --max-num-seqs 1024",
         "VLLM_USAGE_SOURCE=image",
+        "entries    2, 3 distinct files, 4.1 kB; 4.1 kB more if equal files of ranks and names were not stored once",
         "can run    bytecode (4 files), pickle (4 files) when an engine loads it",
         "built      cross by hatch-model-cache 0.1.0",
         "warning: total_memory has no source",

@@ -49,7 +49,10 @@ def _target(target: TargetRecord) -> str:
 
 def _entries(manifest: Manifest) -> Iterator[str]:
     blobs = manifest.blobs()
-    yield f"  entries    {len(manifest.entries)}, {counted(len(blobs), 'distinct file')}, {human(sum(blobs.values()))}"
+    size = sum(blobs.values())
+    spared = sum(file.size for file in manifest.files()) - size
+    equal = f"; {human(spared)} more if equal files of ranks and names were not stored once" if spared else ""
+    yield f"  entries    {len(manifest.entries)}, {counted(len(blobs), 'distinct file')}, {human(size)}{equal}"
     for entry in manifest.entries:
         size = human(sum(file.size for file in entry.files))
         prefix = f" {entry.prefix}" if entry.prefix else ""
