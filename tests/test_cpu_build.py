@@ -241,6 +241,7 @@ def result(recipe: Recipe, place: Path) -> RankResult:
         "parts": 2,
         "artifacts": [artifact],
         "kernels": [],
+        "regions": [],
         "stand_ins": [],
         "hints": {},
         "measured": {"seconds": 1.0, "peak_rss_bytes": 1},

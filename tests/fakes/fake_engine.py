@@ -107,6 +107,7 @@ def leave(job: Mapping[str, Any], cache: Path, prefixes: tuple[str, ...] = ("bac
                 "shared": 0,
             }
         ],
+        "regions": [],
         "ptxas_runs": 1,
         "stand_ins": [{"site": "vllm/made_up.py:1", "answer": "1", "count": 2}],
         "launches_skipped": {},

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from . import engines
+from .selfcheck import recording
 from .surroundings import Surroundings, surround
 
 RESULT = "result.json"
@@ -82,7 +83,8 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
     Args:
         job: ``task`` ("compile" or "look-up"), ``engine`` and ``version`` (None: any known one), ``target`` (its
             record), ``serve_arguments`` (what the adapter's ``parse`` takes: what follows ``vllm serve``, the model
-            first), and for a compile ``served_as`` and ``rank``.
+            first), and for a compile ``served_as``, ``rank`` and ``evidence`` (None, or a directory for what kernels
+            were made from).
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
@@ -133,6 +135,9 @@ def _distribution(engine: str) -> str | None:
 def _compile(
     adapter: ModuleType, surroundings: Surroundings, config: Any, job: Mapping[str, Any], progress: Progress
 ) -> dict[str, Any]:
+    record = recording.Record(Path(job["evidence"]) if job["evidence"] else None)
+    if job["target"]["kind"] == "gpu":
+        recording.install(surroundings.patches, record)
     compiled = adapter.compile_rank(surroundings, config, job["served_as"], job["rank"], progress.stage)
     log = surroundings.log
     return {
@@ -145,7 +150,8 @@ def _compile(
         "parts": compiled.parts,
         "hints": compiled.hints,
         "artifacts": [asdict(artifact) for artifact in compiled.artifacts],
-        "kernels": [asdict(kernel) for kernel in log.kernels.values()],
+        "kernels": [{**asdict(kernel), "lineage": record.lineage(kernel.sha256)} for kernel in log.kernels.values()],
+        "regions": record.regions_as_dicts(),
         "ptxas_runs": log.ptxas_runs,
         "stand_ins": [
             {"site": site, "answer": answer, "count": count} for (site, answer), count in sorted(log.stand_ins.items())

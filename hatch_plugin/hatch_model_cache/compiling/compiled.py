@@ -23,7 +23,7 @@ from model_cache.errors import CompileError
 
 RESULT_KEYS = (
     *("architectures", "artifacts", "engine", "factors", "host_answers", "kernels", "measured"),
-    *("hints", "models", "parts", "ranks", "saved", "stand_ins", "unkeyed"),
+    *("hints", "models", "parts", "ranks", "regions", "saved", "stand_ins", "unkeyed"),
 )
 """What the result of a compile process must hold."""
 
@@ -80,6 +80,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
                 entry = entries.setdefault(named, _entry(result, artifact, key, identifier))
                 entry["ranks"].append(Path(artifact["path"]).parent.name.removeprefix("rank_"))
                 entry["files"] += [file for file in files if file not in entry["files"]]  # ranks share kernels
+    _keep_evidence(results, out)
     _keep_logs(results, out)
     first = results[0].result
     document = {
@@ -108,6 +109,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
         "factors": factors,
         "entries": list(entries.values()),
         "kernels": _kernels(results),
+        "regions": _regions(results),
         "hints": {path: text for result in results for path, text in result.result["hints"].items()},
     }
     artifacts.write(out, document)
@@ -239,6 +241,13 @@ def _keep(path: Path, out: Path, source: str, name: str, described: Mapping[str,
     }
 
 
+def _keep_evidence(results: Sequence[RankResult], out: Path) -> None:
+    """What kernels were made from, if the processes were to keep it; ranks share most of it."""
+    for rank in results:
+        if (rank.directory / artifacts.EVIDENCE).is_dir():
+            shutil.copytree(rank.directory / artifacts.EVIDENCE, out / artifacts.EVIDENCE, dirs_exist_ok=True)
+
+
 def _keep_logs(results: Sequence[RankResult], out: Path) -> None:
     logs = out / "logs"
     logs.mkdir()
@@ -270,3 +279,10 @@ def _kernels(results: Sequence[RankResult]) -> list[dict[str, Any]]:
     found = {(r.target, k["sha256"]): {**k, "target": r.target} for r in results for k in r.result["kernels"]}
     configs = Counter((kernel["target"], kernel["name"]) for kernel in found.values())
     return [{**kernel, "configs": configs[kernel["target"], kernel["name"]]} for _, kernel in sorted(found.items())]
+
+
+def _regions(results: Sequence[RankResult]) -> list[dict[str, Any]]:
+    found = {
+        (r.target, g["graph"], g["wrapper"]): {**g, "target": r.target} for r in results for g in r.result["regions"]
+    }
+    return [region for _, region in sorted(found.items())]

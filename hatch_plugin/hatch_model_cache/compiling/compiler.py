@@ -229,6 +229,7 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
         "rank": job.rank,
         "serve_arguments": [str(scratch / "model"), *recipe.engine_arguments],
         "served_as": list(recipe.served_as),
+        "evidence": str(directory / artifacts.EVIDENCE) if recipe.keeps_evidence else None,
     }
     cache = engines.adapter(recipe.engine_name).environment(directory / "cache")
 

@@ -2,6 +2,7 @@
 
 DIR/artifacts.json   the manifest without name and version, and the place of every file
 DIR/files/…          each distinct file once
+DIR/evidence/…       what kernels were made from, by SHA-256, if the recipe keeps it
 DIR/logs/…           the engine's logs; never packed
 """
 
@@ -19,10 +20,11 @@ from model_cache.wheel.manifest import MAX_BYTES, SCHEMA_VERSION, Entry, File, M
 from model_cache.wheel.names import unsafe_path
 from model_cache.wheel.strict_json import loads
 
-__all__ = ["FILES", "FILE_NAME", "LOGS", "Artifacts", "from_document", "read", "write"]
+__all__ = ["EVIDENCE", "FILES", "FILE_NAME", "LOGS", "Artifacts", "from_document", "read", "write"]
 
 FILE_NAME = "artifacts.json"
 FILES = "files"
+EVIDENCE = "evidence"
 LOGS = "logs"
 
 # A manifest must have both; an artifact directory has neither, since only the project knows them.
@@ -45,6 +47,12 @@ class Artifacts:
         for entry in self.contents.entries:
             for file in entry.files:
                 yield entry, file, self.sources[entry.directory, file.path]
+
+    def texts(self) -> dict[str, str]:
+        """Path in the artifact directory → SHA-256 of every text that the wheel is to keep; empty if it keeps none."""
+        if not (self.directory / EVIDENCE).is_dir():
+            return {}
+        return {f"{EVIDENCE}/{digest}": digest for digest in self.contents.texts()}
 
     def path(self, source: str) -> Path:
         """Where a source lies."""

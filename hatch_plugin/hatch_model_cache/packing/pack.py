@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hatch_model_cache.packing.artifacts import Artifacts
+from hatch_model_cache.packing.artifacts import EVIDENCE, Artifacts
 from hatch_model_cache.packing.completeness import missing_parts
 from hatch_model_cache.packing.leaks import Watch
 from hatch_model_cache.packing.scan import file_problems
@@ -70,6 +70,8 @@ def pack(artifacts: Artifacts, recipe: Recipe, *, name: str, version: str, watch
     data = manifest.to_json_bytes()
     problems = _other_recipe(manifest, recipe)
     problems += missing_parts(manifest)
+    if recipe.keeps_evidence and not artifacts.texts():
+        problems.append(f"{EVIDENCE}/: is missing, and the recipe keeps what kernels were made from")
     problems += _wrong_architectures(manifest)
     damaged = file_problems(artifacts, watch)
     problems += [*damaged, *_pickle_problems(artifacts, damaged)]

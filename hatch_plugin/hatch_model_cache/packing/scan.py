@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from hatch_model_cache.packing.artifacts import FILE_NAME, FILES, LOGS, Artifacts
+from hatch_model_cache.packing.artifacts import EVIDENCE, FILE_NAME, FILES, LOGS, Artifacts
 from hatch_model_cache.packing.leaks import Watch
 from model_cache.wheel.manifest import File
 
@@ -33,12 +33,13 @@ def file_problems(artifacts: Artifacts, watch: Watch) -> list[str]:
         listed.setdefault(source, []).append(file)
     problems = []
     seen = set()
+    texts = artifacts.texts()
     for name, mode in _tree(artifacts.directory):
         seen.add(name)
-        problem = _name_problem(name, mode, listed)
+        problem = _name_problem(name, mode, {*listed, *texts})
         if problem:
             problems.append(f"{name}: {problem}")
-    problems += [f"{name}: is missing" for name in sorted(listed.keys() - seen)]
+    problems += [f"{name}: is missing" for name in sorted({*listed, *texts} - seen)]
     for entry, file, _ in artifacts.files():
         if Path(file.path).name in NEVER_PACKED:
             problems.append(f"{entry.directory}/{file.path}: dumps environment values and is never packed")
@@ -48,6 +49,8 @@ def file_problems(artifacts: Artifacts, watch: Watch) -> list[str]:
             problems.append(f"{entry.directory}/{file.path}: is the leftover of an unfinished write")
     for name in sorted(listed.keys() & seen):
         problems += _content_problems(artifacts.path(name), name, listed[name], watch)
+    for name in sorted(texts.keys() & seen):
+        problems += _text_problems(artifacts.path(name), name, texts[name], watch)
     return problems
 
 
@@ -75,8 +78,18 @@ def _name_problem(name: str, mode: int, listed: Container[str]) -> str | None:
     if name in listed:
         return None
     if not name.startswith(f"{FILES}/"):
-        return f"does not belong here: an artifact directory holds {FILE_NAME}, {FILES}/ and {LOGS}/"
+        return f"does not belong here: an artifact directory holds {FILE_NAME}, {FILES}/, {EVIDENCE}/ and {LOGS}/"
     return f"is not listed in {FILE_NAME}"
+
+
+def _text_problems(path: Path, name: str, digest: str, watch: Watch) -> list[str]:
+    """Problems of a text that kernels were made from."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return []  # told already
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    problems = [] if found == digest else [f"{name}: has the sha256 {found}"]
+    return [*problems, *(f"{name}: holds {leak}" for leak in watch.leaks(content, text=True))]
 
 
 def _content_problems(path: Path, name: str, described: list[File], watch: Watch) -> list[str]:

@@ -22,6 +22,9 @@ from model_cache.wheel.names import printable
 ENGINES = engines.NAMES
 """Engines with an adapter."""
 
+KEPT = ("ptx",)
+"""What the option `keep` may name."""
+
 HATCHLING_KEYS = frozenset(
     ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
 )
@@ -71,6 +74,8 @@ class _Checker:
             "hardware": self.string("hardware", check=_word_problem),
             "variant": self.string("variant", check=_word_problem),
             "max_wheel_size": self.string("max-wheel-size", check=size_problem),
+            "keep": self.strings("keep", may_be_empty=True),
+            "selfcheck": self.boolean("selfcheck"),
         }
         for key, text in program_checks.problems(self.table, values["engine"]):
             self.problem(key, text)
@@ -80,6 +85,7 @@ class _Checker:
         self.hardware(values["targets"], values["hardware"])
         self.serve_args(values["serve_args"], values["served_as"], values["revision"])
         self.speculative(values["serve_args"], values["drafts"])
+        self.evidence(values["targets"], values["keep"], selfcheck=values["selfcheck"])
         return values
 
     def unknown_keys(self) -> None:
@@ -173,6 +179,15 @@ class _Checker:
             self.problem("drafts", f"has no {name!r}, which `serve-args` names as speculative model.")
         for name in sorted(set(drafts) - named):
             self.problem(f"drafts.{json.dumps(printable(name))}", "no --speculative-config in `serve-args` names it.")
+
+    def evidence(self, names: Sequence[str], keep: Sequence[str], *, selfcheck: bool) -> None:
+        """What is kept of GPU kernels, and their check."""
+        for index, item in enumerate(keep):
+            if item not in KEPT:
+                self.problem(f"keep[{index}]", f"must be {' or '.join(map(json.dumps, KEPT))}, not {item!r}.")
+        if names and all(targets.load(name).kind != "gpu" for name in names):
+            for key in [key for key, wanted in (("keep", keep), ("selfcheck", selfcheck)) if wanted]:
+                self.problem(key, "is for GPU kernels, and the targets have none: leave it away.")
 
     def config(self, config: str | None, model: str | None, engine: str | None) -> None:
         with_json = not (engine or "").startswith(program_checks.ENGINE)

@@ -99,6 +99,17 @@ class Recipe:
         'Largest wheel that a build may leave, like `"100 MB"`; the limit of public indexes is often that',
         default=None,
     )
+    keep: tuple[str, ...] = _option(
+        "list of strings",
+        'What the wheel keeps beside the caches: `"ptx"`, what its GPU kernels were made from, which '
+        "`model-cache selfcheck` needs; engines never see it",
+        factory=tuple,
+    )
+    selfcheck: bool = _option(
+        "boolean",
+        'Check the GPU kernels when they are compiled, and stop if one fails; keeps `"ptx"` too',
+        default=False,
+    )
     project_dir: Path | None = field(default=None, compare=False, repr=False)
     """Where `pyproject.toml` is; no option. None: the recipe is in no project, and its paths are absolute."""
 
@@ -129,6 +140,11 @@ class Recipe:
     def engine_arguments(self) -> tuple[str, ...]:
         """What the engine's adapter is told, after the directory with the config files."""
         return self.serve_args if self.factory is None else (self.factory, self.mode)
+
+    @property
+    def keeps_evidence(self) -> bool:
+        """Whether the wheel holds what its kernels were made from."""
+        return self.selfcheck or "ptx" in self.keep
 
     def load_targets(self) -> tuple[AnyTarget, ...]:
         """The targets' data, in the recipe's order."""

@@ -43,6 +43,11 @@ def inconsistencies(manifest: Manifest) -> list[str]:
         for i, kernel in enumerate(manifest.kernels)
         if kernel.target not in targets
     ]
+    problems += [
+        f"regions[{i}].target {region.target!r} is not one of the targets"
+        for i, region in enumerate(manifest.regions)
+        if region.target not in targets
+    ]
     problems += _without_code(manifest)
     problems += _bad_hints(manifest)
     return problems[:MAX_PROBLEMS]

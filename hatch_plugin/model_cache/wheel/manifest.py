@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 
 from model_cache.errors import DamagedError
 from model_cache.wheel.consistency import inconsistencies
+from model_cache.wheel.lineage import Lineage, Region, read_lineage, read_region
 from model_cache.wheel.names import unsafe_path
 from model_cache.wheel.patterns import IDENTIFIER, SHA256, SOME, VERSION, WORD
 from model_cache.wheel.strict_json import Fields, loads
@@ -33,6 +34,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _KEY = re.compile(r"[0-9a-f]{8,128}")
 _NAME = re.compile(r"model-cache-[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _RANK = re.compile(r"[0-9]{1,6}_[0-9]{1,6}")
+
+_LATER = {"later": True}
+"""Of a field that came after the others: nothing in it is not written, and it may be missing."""
 
 Scalar = bool | int | str | None
 
@@ -134,7 +138,8 @@ class Kernel:
     """One cubin inside the artifacts.
 
     registers: per thread; shared: bytes per block; spills: 32-bit words per thread; configs: how many cubins the wheel
-    holds of this kernel for this target. Which of several is used is measured on the serving host.
+    holds of this kernel for this target. Which of several is used is measured on the serving host. lineage: what it was
+    made from, None if that was not noted.
     """
 
     name: str
@@ -145,6 +150,7 @@ class Kernel:
     spills: int
     configs: int
     target: str
+    lineage: Lineage | None = field(default=None, metadata=_LATER)
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,8 @@ class Manifest:
     factors: Mapping[str, Mapping[str, str]]
     entries: tuple[Entry, ...]
     kernels: tuple[Kernel, ...]
+    regions: tuple[Region, ...] = field(default=(), metadata=_LATER)
+    """The graphs that Inductor compiled, where that was noted."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """Small JSON files that the engine judges by what they hold, and does without: path below the root → text."""
     schema_version: int = SCHEMA_VERSION
@@ -176,6 +184,12 @@ class Manifest:
     def blobs(self) -> dict[str, int]:
         """sha256 → size in bytes of each distinct content."""
         return {file.sha256: file.size for file in self.files()}
+
+    def texts(self) -> set[str]:
+        """SHA-256 of everything its kernels were made from: sources, PTX, graphs and wrappers. No file of an entry."""
+        lineages = [kernel.lineage for kernel in self.kernels if kernel.lineage]
+        found = {digest for lineage in lineages for digest in (lineage.source, lineage.ptx) if digest}
+        return found | {digest for region in self.regions for digest in (region.graph, region.wrapper)}
 
     def target(self, name: str) -> TargetRecord | None:
         """The record of target `name`, None if the wheel was not built for it."""
@@ -195,7 +209,8 @@ class Manifest:
 
 def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        items = ((item, getattr(value, item.name)) for item in fields(value))
+        return {item.name: _plain(found) for item, found in items if found or not item.metadata.get("later")}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -248,6 +263,7 @@ def _manifest(f: Fields) -> Manifest:
         factors={key: table.text_mapping(key) for key in factors},
         entries=f.objects("entries", _entry, least=1),
         kernels=f.objects("kernels", _kernel),
+        regions=f.objects("regions", read_region) if "regions" in f.value else (),
         hints=f.text_mapping("hints"),
     )
 
@@ -334,6 +350,7 @@ def _kernel(f: Fields) -> Kernel:
         spills=f.integer("spills"),
         configs=f.integer("configs", 1),
         target=f.text("target", WORD),
+        lineage=f.optional_one("lineage", read_lineage) if "lineage" in f.value else None,
     )
 
 
