@@ -13,7 +13,7 @@ from model_cache.errors import UsageError
 
 from .commands import MODULES
 
-_TAKE_AN_ENGINE_COMMAND = ("check", "find", "new", "rehearse")
+_TAKE_AN_ENGINE_COMMAND = ("check", "compile", "find", "new", "rehearse")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
-def add_recipe_arguments(parser: argparse.ArgumentParser) -> None:
+def add_recipe_arguments(parser: argparse._ActionsContainer) -> None:
     """The arguments of everything that makes a recipe from a serve command, which it does not tell."""
     parser.add_argument(
         "--target", action="append", metavar="NAME", dest="targets", help="GPU to compile for (may be repeated)"

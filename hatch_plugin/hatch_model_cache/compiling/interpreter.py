@@ -30,10 +30,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 for name in sys.argv[1:]:
     try:
-        version(name)
+        print(name, version(name))
     except PackageNotFoundError:
         continue
-    print(name)
     break
 """
 _OLDEST = (3, 11)
@@ -108,8 +107,25 @@ def is_here(distribution: str) -> bool:
 
 def has(python: str, names: Sequence[str]) -> str | None:
     """The first of the distributions `names` that is installed in an interpreter; None if none is."""
+    return _first(python, names)[0]
+
+
+def engine_of_host(names: Sequence[str]) -> str:
+    """The first of the engines `names` that is installed, with its public version: ``vllm==0.33.0``.
+
+    Raises UsageError as `choose` does.
+    """
+    python = of_host(next(filter(is_here, names), names[0]))
+    name, version = _first(python, names)
+    if name is None:
+        raise UsageError(f"{python} has no {' or '.join(names)}: set {VARIABLE} to an interpreter that has one.")
+    return f"{name}=={version.partition('+')[0]}"
+
+
+def _first(python: str, names: Sequence[str]) -> tuple[str | None, str]:
     done = subprocess.run([python, "-I", "-c", _ASK_INSTALLED, *names], capture_output=True, timeout=60, check=False)
-    return next((name for name in names if name == done.stdout.decode(errors="replace").strip()), None)
+    name, _, version = done.stdout.decode(errors="replace").strip().partition(" ")
+    return (name, version) if name in names else (None, "")
 
 
 def scrubbed_environment(

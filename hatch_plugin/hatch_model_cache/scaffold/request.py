@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hatch_model_cache.compile import engines
+from hatch_model_cache.compiling import interpreter
 from hatch_model_cache.recipe.recipe import Recipe
 from hatch_model_cache.scaffold import scaffold, serve_line
 from hatch_model_cache.scaffold.serve_line import ServeLine
@@ -76,8 +77,10 @@ def read(request: Request, words: Mapping[str, str], *, version: str = "0") -> R
 def recipe(request: Request, words: Mapping[str, str]) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe of a request, pinned as `model-cache new` pins it, and notes for people.
 
-    Raises UsageError with every problem.
+    Without an engine in the request it is for the one that is installed. Raises UsageError with every problem.
     """
+    if request.engine is None:
+        request = replace(request, engine=interpreter.engine_of_host(engines.SERVERS))
     found = read(request, words)
     if found.recipe is None or found.line is None:
         raise UsageError("No recipe follows from this:", list(found.problems))

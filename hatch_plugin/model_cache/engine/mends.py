@@ -203,7 +203,7 @@ def _obstacle(root_path: str, path: str) -> str:
     from model_cache.engine.lookups import CACHE
     from model_cache.machine import fit
     from model_cache.machine.host import read_host
-    from model_cache.store import state
+    from model_cache.store import kept, state
     from model_cache.store.root import Root
     from model_cache.wheel.lookup import installed
     from model_cache.wheel.payload import InstalledPayload
@@ -212,10 +212,13 @@ def _obstacle(root_path: str, path: str) -> str:
     key = Path(path).parents[1].name
     with Root.open(root_path) as root:
         states, _ = state.load_all(root)
-    owner = next((one.name for one in states if (e := one.entry(f"{CACHE}/{key}")) and e.ours), None)
+    owner = next((one for one in states if (e := one.entry(f"{CACHE}/{key}")) and e.ours), None)
     if owner is None:
         return f"no wheel has put {key[:12]}… there"
-    with InstalledPayload(installed(owner)) as payload:
+    with Root.open(root_path) as root:
+        # what was compiled straight into the root has no wheel; its manifest is kept beside it
+        kept_one = kept.open_kept(root, owner.name, owner.manifest_sha256) if owner.direct else None
+    with kept_one or InstalledPayload(installed(owner.name)) as payload:
         manifest = read_manifest(payload).manifest
         # not the target that somebody has told to assume: these are the instructions that will run
         found = fit.compare(manifest, read_host(manifest.engine.name))

@@ -69,8 +69,8 @@ def deploy(
     if base_path is None and (outcome := _read_only(root_path, verified, targets, adopted, deadline)):
         return outcome
     links = _overlay(base_path, root_path, verified, targets, deadline) if base_path else None
-    site = payload.installed.site if isinstance(payload, InstalledPayload) else ""
-    wanted = Wanted(payload, verified, targets, links, held, site, adopted)
+    site = payload.installed.site if isinstance(payload, InstalledPayload) and not payload.direct else ""
+    wanted = Wanted(payload, verified, targets, links, held, site, payload.direct, adopted)
     with files.system_errors(root_path), Root.open(root_path, create=True) as root, root.lock(deadline):
         return switch(root, wanted, deadline)
 
@@ -102,7 +102,7 @@ def _roll_back(root: Root, name: str, digest: str, host: Host, deadline: Deadlin
         if dry_run:
             return _dry_run(root.path, verified, targets, deadline)
         held = found.held if digest == found.manifest_sha256 else found.manifest_sha256
-        return switch(root, Wanted(payload, verified, targets, held=held), deadline)
+        return switch(root, Wanted(payload, verified, targets, held=held, direct=found.direct), deadline)
 
 
 def _held(root_path: str, known: Verified) -> str:

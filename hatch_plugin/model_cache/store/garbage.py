@@ -43,8 +43,9 @@ def collect(root_path: str, *, dry_run: bool = False) -> tuple[tuple[Collected, 
 
     Those; how many leftovers were deleted; and which states cannot be understood: what they tell of is left alone.
 
-    Gone: installed neither here nor where it was deployed from. Stale: built for another engine, torch, Triton or
-    Python than is installed here. Raises NotFoundError without such a root, ModelCacheError when it cannot be changed.
+    Gone: installed neither here nor where it was deployed from, and not compiled straight into this root. Stale: built
+    for another engine, torch, Triton or Python than is installed here. Raises NotFoundError without such a root,
+    ModelCacheError when it cannot be changed.
     """
     found: list[Collected] = []
     hosts: dict[str, Host] = {}
@@ -75,21 +76,21 @@ def _reason(
     root: Root, found: State, wheel: Installed | None, hosts: dict[str, Host], trust: Trust
 ) -> tuple[str, str | None]:
     """(action, why): nobody here needs it, or nobody here may use it."""
-    if useless := _useless(found, wheel, hosts):
+    if useless := _useless(root, found, wheel, hosts):
         return "removed", useless
     if found.phase == "deployed" and (why := withdrawal.distrust(root, found, trust)):
         return "withdrawn", f"not trusted: {why}"
     return "", None
 
 
-def _useless(found: State, wheel: Installed | None, hosts: dict[str, Host]) -> str | None:
-    if wheel is None:
+def _useless(root: Root, found: State, wheel: Installed | None, hosts: dict[str, Host]) -> str | None:
+    if wheel is None and not found.direct:
         package = data_package(found.name)
         if found.site and os.path.isdir(f"{found.site}/{package}"):  # noqa: PTH112
             return None
         return "gone: the wheel is not installed any more"
     try:
-        with InstalledPayload(wheel) as payload:
+        with InstalledPayload(wheel) if wheel else kept.open_kept(root, found.name, found.manifest_sha256) as payload:
             engine = read_manifest(payload).manifest.engine
     except ModelCacheError:
         return None  # damaged or not trusted: no reason to take away what was verified once

@@ -82,7 +82,7 @@ def _candidates(root: Root, found: State) -> Iterator[Payload]:
 def _wanted(found: State, payload: Payload, verified: Verified, targets: tuple[str, ...]) -> Wanted:
     site = "" if isinstance(payload, kept.KeptPayload) else found.site
     held = "" if found.held == verified.manifest_sha256 else found.held
-    return Wanted(payload, verified, targets, held=held, site=site)
+    return Wanted(payload, verified, targets, held=held, site=site, direct=found.direct)
 
 
 def _told(found: State, verified: Verified, problems: list[str]) -> str:

@@ -73,7 +73,8 @@ class State:
     superseded: entries of the version before, still to be removed. previous: manifest_sha256 of the version that is
     kept for a rollback, or "". held: that of the version that was rolled back from, which only a deploy by name brings
     back, or "". site: where the wheel was installed that was deployed, or "" (a kept one). hints: of the manifest's,
-    those that were put there, or may have been: while deploying, also those of the version before.
+    those that were put there, or may have been: while deploying, also those of the version before. direct: compiled
+    straight into this root, so that no wheel of it need be installed anywhere.
     """
 
     name: str
@@ -87,6 +88,7 @@ class State:
     held: str = ""
     site: str = ""
     hints: tuple[DeployedFile, ...] = ()
+    direct: bool = False
 
     def ours(self) -> tuple[DeployedEntry, ...]:
         """Every entry that may hold files of ours, of this version and of the one before."""
@@ -246,6 +248,7 @@ def _state(f: Fields) -> State:
         held=f.text("held", _DIGEST_OR_NOTHING),
         site=_noted_path(f, "site"),
         hints=f.objects("hints", _file),
+        direct=f.boolean("direct"),
     )
 
 

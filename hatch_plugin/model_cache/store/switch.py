@@ -34,7 +34,7 @@ class Wanted:
     """What shall be deployed. targets: those that fit this host; links: of an overlay.
 
     held: manifest_sha256 of a version that the plug-in shall not bring back; site: where the wheel is installed;
-    adopted: entries under the keys of an engine.
+    direct: as in the state; adopted: entries under the keys of an engine.
     """
 
     payload: Payload
@@ -43,6 +43,7 @@ class Wanted:
     links: Links | None = None
     held: str = ""
     site: str = ""
+    direct: bool = False
     adopted: tuple[plan.Adopted, ...] = ()
 
     @property
@@ -85,6 +86,7 @@ def switch(root: Root, wanted: Wanted, deadline: Deadline) -> Outcome:
         held=wanted.held,
         site=wanted.site,
         hints=tuple(dict.fromkeys((*here, *(old.hints if old else ())))),
+        direct=wanted.direct,
     )
     if not done or any(step.writes for step in steps):
         _check_place(root, steps, manifest)

@@ -30,6 +30,8 @@ class Payload(ABC):
     version: str
     partial = False
     """Whether listed blobs may be missing: what is kept of a version is what this host had deployed of it."""
+    direct = False
+    """Whether it was laid out for one deploy, and is no wheel that anybody has installed."""
 
     @property
     def package(self) -> str:
