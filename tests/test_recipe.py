@@ -112,6 +112,11 @@ def test_all_problems_come_together(project: Path) -> None:
             "hardware: is required for several architectures (h200 is sm90, a100-sxm4-80gb is sm80): ",
         ),
         ({"config": None, "model": "s3://b/M"}, "config: is missing, and `model` 's3://b/M' is no Hub id "),
+        ({"served-as": ["a", "S3://b/M"]}, "environment.VLLM_ASSETS_CACHE: is required for 'S3://b/M': the directory "),
+        (
+            {"served-as": ["gs://b/M"], "environment": {"VLLM_ASSETS_CACHE": "~/assets"}},
+            "environment.VLLM_ASSETS_CACHE: must be an absolute path, not '~/assets': ",
+        ),
         ({"config": "../model"}, "config: '../model' leaves the project, so an sdist cannot carry it; "),
         ({"config": "model/.."}, "config: 'model/..' is the project itself; "),
         ({"serve-args": ["serve", "--x"]}, "serve-args[0]: 'serve' stands where a model's name does: "),
@@ -263,6 +268,10 @@ def test_warnings(project: Path) -> None:
     assert not any("no public source" in warning for warning in found)
     pinned = TABLE | {"serve-args": ["--max_num_seqs=8", "--max-num-batched-tokens=4"]}
     assert not any("serve-args" in warning for warning in parse(pinned, project_dir=project).warnings())
+    for form, told in (("unpacked", 1), ("binary", 0)):
+        of_format = pinned | {"environment": {"VLLM_COMPILE_CACHE_SAVE_FORMAT": form}}
+        found = parse(of_format, project_dir=project).warnings()
+        assert sum("several processes cannot share" in warning for warning in found) == told
 
 
 @pytest.mark.parametrize("table_path", ["tool.hatch.build.targets.wheel.hooks.model-cache", WHERE])

@@ -14,7 +14,7 @@ from hatch_model_cache import targets
 from hatch_model_cache.compile import engines
 from hatch_model_cache.packing.leaks import secret_kind, secret_name
 from hatch_model_cache.packing.wheel_size import size_problem
-from hatch_model_cache.recipe import config_checks, naming, program_checks
+from hatch_model_cache.recipe import config_checks, naming, object_store, program_checks
 from hatch_model_cache.recipe.recipe import options
 from hatch_model_cache.recipe.toml_words import as_text, given
 from model_cache.wheel.names import printable
@@ -85,6 +85,8 @@ class _Checker:
         self.hardware(values["targets"], values["hardware"])
         self.serve_args(values["serve_args"], values["served_as"], values["revision"])
         self.speculative(values["serve_args"], values["drafts"])
+        if text := object_store.environment_problem(values["served_as"], values["environment"]):
+            self.problem(f"environment.{object_store.VARIABLE}", text)
         self.evidence(values["targets"], values["keep"], selfcheck=values["selfcheck"])
         return values
 

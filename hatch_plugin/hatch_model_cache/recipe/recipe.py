@@ -204,6 +204,11 @@ class Recipe:
                 f"`serve-args` does not set {' and '.join(loose)}: the engine's default depends on the GPU and on the "
                 "entry point (`vllm serve` or `LLM()`), and is part of the cache key. Set it here and when serving."
             )
+        if self.environment.get("VLLM_COMPILE_CACHE_SAVE_FORMAT") == "unpacked":
+            found.append(
+                "`environment.VLLM_COMPILE_CACHE_SAVE_FORMAT` is unpacked: several processes cannot share what an "
+                "engine compiles itself in that format. It is part of the cache key; what is packed here is the same."
+            )
         return found
 
     def doubts(self) -> list[str]:

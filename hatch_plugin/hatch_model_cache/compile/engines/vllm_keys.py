@@ -59,6 +59,7 @@ def identities(name: str, config: Any) -> list[dict[str, str | None]]:
     (``vllm.transformers_utils.repo_utils.resolve_revision``): with none asked for, a Hub that answers makes it
     ``"main"``, a Hub that cannot be reached leaves None, and it is in the key. So a repository id without a revision
     has two keys, and with a speculative model that is one too, the two go together: both are asked at one start.
+    For a URL of an object store see `_of_object_store`.
 
     Args:
         name: the model string given to ``vllm serve``.
@@ -73,13 +74,31 @@ def identities(name: str, config: Any) -> list[dict[str, str | None]]:
     draft = getattr(config.speculative_config, "draft_model_config", None)
     if draft is not None:
         asked["speculative.draft_model_config"] = (draft.model, draft.revision)
-    without_hub = {"model.model": name, **{f"{part}.revision": revision for part, (_, revision) in asked.items()}}
+    named = _of_object_store(name) or {"model.model": name}
+    without_hub = {**named, **{f"{part}.revision": revision for part, (_, revision) in asked.items()}}
     with_hub = without_hub | {
         f"{part}.revision": DEFAULT_REVISION
         for part, (model, revision) in asked.items()
         if revision is None and _is_repository(model)
     }
     return [without_hub] if with_hub == without_hub else [with_hub, without_hub]
+
+
+def _of_object_store(name: str) -> dict[str, str | None] | None:
+    """What the engine makes of a URL like ``s3://bucket/model``; None for any other name.
+
+    ``ModelConfig.maybe_pull_model_tokenizer_for_runai`` copies all but the weights into a directory below
+    VLLM_ASSETS_CACHE, whose name the URL decides. That directory becomes the model, the URL ``model_weights``, and both
+    are in the key. The directory is the serving host's: it is only named here, not made.
+    """
+    from unittest import mock
+
+    from vllm.transformers_utils import runai_utils
+
+    if not runai_utils.is_runai_obj_uri(name):
+        return None
+    with mock.patch.object(os, "makedirs"), mock.patch.object(Path, "mkdir"):
+        return {"model.model": str(runai_utils.ObjectStorageModel(name).dir), "model.model_weights": name}
 
 
 def _is_repository(model: str) -> bool:
