@@ -193,7 +193,7 @@ def lines(found: Report, unreadable: int = 0) -> Iterator[str]:
         then = f"; the engine compiled its own in {seconds:.0f} s" if seconds is not None else ""
         yield f"miss: {one.prefix} rank {one.rank} ({one.key[:12]}…): {_why(one)}{then}"
     if others := [own.directory for own in found.own_directories if own.missed is None]:
-        yield f"{len(others)} compiled models are the engine's own, of starts that are not on record"
+        yield f"{counted(len(others), 'compiled model')} of the engine's own, of starts that are not on record"
     if not found.wheels and not unreadable:
         yield f"nothing is deployed in {found.root}"
 
