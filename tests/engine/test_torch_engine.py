@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 
+import shown
 from engine import cpu_hosts
-from engine.hosts import compile_recipe, pack
 from hatch_model_cache.recipe.file import load_recipe
 
 pytestmark = pytest.mark.engine
@@ -82,9 +83,9 @@ class Built:
 def built(
     request: pytest.FixtureRequest, cpu_engine_python: str, own_wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Built:
-    """The example, and a model of transformers from a configuration."""
+    """The example, built as docs/guides/torch.md shows it, and a model of transformers from a configuration."""
     place = tmp_path_factory.mktemp(request.param)
-    project = place / "project"
+    project = place / "examples" / "torch-block"
     shutil.copytree(ROOT / "examples" / "torch-block", project)
     target = cpu_hosts.here()
     text = (project / "pyproject.toml").read_text().replace("x86-64-avx512", target)
@@ -93,9 +94,10 @@ def built(
         (project / "program" / "qwen.py").write_text(QWEN3)
         text = text.replace("block:make", "qwen:make")
     (project / "pyproject.toml").write_text(text)
-    done = compile_recipe(project, project / "artifacts", cpu_engine_python)
-    assert done.returncode == 0, done.stdout + done.stderr
-    wheel = pack(project, project / "artifacts")
+    swap = {"/path/to/python-with-torch-2.13.0": cpu_engine_python}
+    links = str(own_wheel.parent)
+    shown.run(shown.commands("torch.md"), place, swap=swap, HOME=os.environ["HOME"], PIP_FIND_LINKS=links)
+    [wheel] = (project / "dist").iterdir()
     (place / "host").mkdir()
     host = cpu_hosts.make_host(cpu_engine_python, place / "host", own_wheel, wheel)
     return Built(project, wheel, host)
