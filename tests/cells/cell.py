@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from model_cache.errors import CompileError, ModelCacheError
 from model_cache.wheel.archive import WheelPayload
 from model_cache.wheel.verify import read_manifest
 
+from . import object_store
 from .rows import Row
+from .uv_pip import pip
 
 FASTER = {
     "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # of its core and its workers: spares an import of vLLM for every rank
@@ -66,15 +69,13 @@ class Bench:
 
     Attributes:
         engine: the interpreter that compiles.
-        serving: the interpreter of the serving environment.
-        own: this project's wheel, which every other one needs.
+        serving: the interpreter of the serving environment, which has this project's wheel.
         place: an ignored directory for logs and scratch.
         through: command that engine processes are started through, for example a lock on a shared machine.
     """
 
     engine: str
     serving: Path
-    own: Path
     place: Path
     through: tuple[str, ...]
 
@@ -84,7 +85,7 @@ class Bench:
         shutil.rmtree(work, ignore_errors=True)
         begun = time.monotonic()
         row.write_model(work / "configuration")
-        served = f"./{row.name}"
+        served = row.url or f"./{row.name}"
         project = write_recipe(
             work / "recipe",
             work / "configuration",
@@ -107,11 +108,11 @@ class Bench:
             manifest = read_manifest(payload).manifest
         prefixes = sorted({f"{entry.prefix or entry.component}" for entry in manifest.entries})
         host = Host(self.serving, work / "host", self.through)
-        host.pip_install(wheel, self.own)
+        pip("install", "--python", str(host.python), "--no-index", "--no-deps", str(wheel))
         try:
             refused, stage, ranks, load = self._serve(row, target, host, served, prefixes)
         finally:
-            host.pip_uninstall(manifest.name)
+            pip("uninstall", "--python", str(host.python), manifest.name)
         answer = Answer(
             refused,
             stage,
@@ -130,28 +131,26 @@ class Bench:
         self, row: Row, target: str, host: Host, served: str, prefixes: Sequence[str]
     ) -> tuple[str, str, int, float]:
         """Deploy and start the engine: why not (empty: a hit), what said so, ranks loaded, seconds of the look-up."""
-        row.write_model(host.work / served)
+        model = host.work / row.name
+        row.write_model(model)
         for name, directory in row.drafts.items():
             shutil.copytree(directory, host.work / name)
-        # what the engine has noted of its own model classes, from earlier cells: spares it a process that imports all
-        inspected = self.place / "modelinfos"
-        if inspected.is_dir():
-            shutil.copytree(inspected, host.cache_root / inspected.name)
         root = str(host.cache_root)
         done = host.model_cache("deploy", "--assume-target", target, "--root", root, "--json")
         if done.returncode:
             return _message(done), "deploy", 0, 0.0
+        store = object_store.serving(row.url, model, self.place) if row.url else nullcontext(dict[str, str]())
         try:
-            report = host.serve(
-                served,
-                target,
-                arguments=row.serve_args,
-                environment={**FASTER, **row.environment},
-                tokenizer=row.tokenizer,
-            )
+            with store as address:
+                report = host.serve(
+                    served,
+                    target,
+                    arguments=row.serve_args,
+                    environment={**FASTER, **row.environment, **address},
+                    tokenizer=row.tokenizer,
+                )
         except ModelCacheError as error:
             return _short(error.message), "serve", 0, 0.0
-        shutil.copytree(host.cache_root / inspected.name, inspected, dirs_exist_ok=True)
         if report.error:
             return _short(report.error), "serve", 0, report.load_seconds
         if not report.warm or report.loaded < len(prefixes):  # blocks of one class load the same one

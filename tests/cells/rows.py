@@ -32,6 +32,7 @@ class Row:
     config: Mapping[str, Any] = field(default_factory=dict)
     draft: str | None = None
     tokenizer: bool = False
+    url: str | None = None
 
     @property
     def serve_args(self) -> tuple[str, ...]:
@@ -60,6 +61,7 @@ class Row:
         models = [MODELS / name for name in (self.model, self.draft) if name]
         files = {f"{p.parent.name}/{p.name}": p.read_text("utf-8") for m in models for p in sorted(m.iterdir())}
         options = [self.serve_args, dict(self.environment), self.config, self.tokenizer, files]
+        options += [self.url] if self.url else []
         document = json.dumps([options, targets.load(target).as_dict()], sort_keys=True)
         return hashlib.sha256(document.encode()).hexdigest()[:16]
 

@@ -22,6 +22,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "engines"), str(ROOT / "hatch_pl
 from prepare import prepare  # noqa: E402
 
 from cells import cell, rows, table  # noqa: E402
+from cells.uv_pip import pip  # noqa: E402
 
 ENGINE = "vllm-0.33.0"
 PLACE = ROOT / ".cells"
@@ -33,14 +34,15 @@ def bench(through: tuple[str, ...]) -> cell.Bench:
     own = PLACE / "own"
     shutil.rmtree(own, ignore_errors=True)
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", str(own), str(ROOT)],
+        [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(own), str(ROOT)],
         check=True,
         stdout=subprocess.DEVNULL,
     )
     serving = prepare(ENGINE, PLACE / "serving" / ENGINE)
     [wheel] = own.glob("*.whl")
+    pip("install", "--python", str(serving), "--no-index", "--reinstall", str(wheel))
     engine = prepare(ENGINE, ROOT / ".engines" / ENGINE)
-    return cell.Bench(str(engine), serving, wheel, PLACE, through)
+    return cell.Bench(str(engine), serving, PLACE, through)
 
 
 def path_of(row: rows.Row, column: str) -> Path:

@@ -22,7 +22,7 @@ def document(rows: Sequence[Row], answers: Answers, engine: str) -> str:
         "Written by `make coverage`; do not edit. Every cell is run on the real engine, with a pretended GPU and no",
         f"weights: {engine}. Configurations are shrunk in depth and width, never in kind (`tests/cells/rows.toml`).",
         "",
-        "**hit**: compiled from a recipe, packed, installed with pip, deployed, and loaded by a second, fresh and",
+        "**hit**: compiled from a recipe, packed, installed with uv, deployed, and loaded by a second, fresh and",
         "unmodified `vllm serve`, in every rank, with 0 Inductor compiles and 0 ptxas runs. In brackets: the compiled",
         "models if not just the backbone, the ranks if there is more than one, and the number of GPU kernels.",
         "It does not show that the kernels are right or fast: nothing runs. **refused**: why, in the notes.",

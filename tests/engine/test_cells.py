@@ -15,9 +15,9 @@ H100 = rows.COLUMNS["H100"]
 
 
 @pytest.mark.parametrize("title", ["Llama, AWQ", "DeepSeek-V2 (MLA)", "Qwen2.5-VL, vision encoder compiled"])
-def test_a_cell_is_a_hit(title: str, engine_python: str, serving: Path, own_wheel: Path, tmp_path: Path) -> None:
+def test_a_cell_is_a_hit(title: str, engine_python: str, serving: Path, tmp_path: Path) -> None:
     [row] = [row for row in rows.load() if row.title == title]
-    answer = Bench(engine_python, serving, own_wheel, tmp_path, ()).run(row, H100)
+    answer = Bench(engine_python, serving, tmp_path, ()).run(row, H100)
     assert answer.hit, answer
     assert answer.ranks == 1
     assert answer.kernels > 0
