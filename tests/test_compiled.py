@@ -65,7 +65,7 @@ class Build:
     def problems(self) -> list[str]:
         with pytest.raises(CompileError) as caught:
             self.collect()
-        assert caught.value.message == "What the compile left cannot be shipped:"
+        assert caught.value.message == "What the engine left cannot be shipped:"
         assert list((self.place / "out").iterdir()) == [], "nothing may be written"
         return list(caught.value.problems)
 

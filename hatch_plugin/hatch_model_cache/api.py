@@ -64,6 +64,7 @@ def compile_model(
     drafts: Mapping[str, StrPath] | None = None,
     out: StrPath | None = None,
     into_cache_root: StrPath | None = None,
+    capture: StrPath | None = None,
     progress: Progress | None = None,
 ) -> Compiled:
     """Compile a model for GPUs or a CPU as its engine would, in the engine's interpreter; no GPU, no weights.
@@ -84,6 +85,7 @@ def compile_model(
         drafts: speculative models that `serve_args` name → directory with their config.json.
         out: artifact directory to make; it must not exist, or be empty.
         into_cache_root: cache root of an engine, where the result is deployed as a wheel's content would be.
+        capture: cache root from which to take what a real engine has left there, compiling nothing.
         progress: told of stages and kernels as they come.
 
     Returns:
@@ -93,9 +95,11 @@ def compile_model(
         model_cache.errors.UsageError: for wrong arguments, with all problems at once, or when no interpreter has the
             engine. Nothing was compiled then.
         model_cache.errors.CompileError: if the engine fails, or what it left may not be shipped.
+        model_cache.errors.NotFoundError: if no engine has left anything where it is to be captured.
         model_cache.errors.ModelCacheError: if the cache root cannot be written to, or takes signed wheels only.
     """
-    from hatch_model_cache.compiling import delivery
+    from hatch_model_cache.compiling import capture as capturing
+    from hatch_model_cache.compiling import compiler, delivery
     from hatch_model_cache.recipe.recipe import options
     from hatch_model_cache.scaffold import request
     from model_cache.errors import UsageError
@@ -118,6 +122,7 @@ def compile_model(
         recipe,
         out=None if out is None else Path(out),
         root=None if into_cache_root is None else os.fspath(into_cache_root),
+        way=compiler.CROSS if capture is None else capturing.capture(recipe, Path(capture)),
         progress=progress,
     )
     return compiled(recipe, delivered, notes)

@@ -98,6 +98,19 @@ def resources(data: bytes, kernel: str) -> tuple[int, int]:
     return registers, (frame or 0) // 4
 
 
+def kernel_name(data: bytes) -> str:
+    """The name of the kernel in a cubin, of the first if there are several; Triton's hold one each.
+
+    Raises:
+        CubinError: if ``data`` is no cubin or holds no kernel.
+    """
+    names = (name.removeprefix(".text.") for name in sections(data) if name.startswith(".text."))
+    name = next(names, None)
+    if name is None:
+        raise CubinError("no kernel in it")
+    return name
+
+
 def sections(data: bytes) -> dict[str, bytes]:
     """The sections of a cubin by name (``.text.<kernel>`` is a kernel's machine code); of equal names, the last.
 

@@ -121,7 +121,7 @@ def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdi
 
     A look-up hits if an entry of the wheel has its key. It is unsafe if it hits and something differs that the key does
     not hold, unless the engine finds the difference itself when it loads (`LOAD_CHECKED`): then it misses. When nothing
-    is looked up, nothing can be said.
+    is looked up, or nobody knows what a captured wheel had of what no key holds, nothing can be said.
     """
     if not seen.look_ups:
         why = seen.why_nothing or "the engine looks for nothing"
@@ -134,8 +134,10 @@ def judge(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Verdi
         answer = Answer.MISS
     elif any(reason.answer is Answer.UNSAFE for reason in reasons):
         answer = Answer.UNSAFE  # also when another model of the same start misses: one wrong load is enough
+    elif missed:
+        answer = Answer.MISS
     else:
-        answer = Answer.MISS if missed else Answer.HIT
+        answer = Answer.UNKNOWN if reasons else Answer.HIT
     keys = {look_up["prefix"]: look_up["key"] for look_up in seen.look_ups}
     adoptable = answer is Answer.MISS and _adoptable(manifest, seen, reasons)
     return Verdict(manifest.name, manifest.version, answer, reasons, keys, adoptable)
@@ -238,7 +240,10 @@ def _unsafe(manifest: Manifest, seen: Observation, rules: Sequence[Rule]) -> Ite
     """What differs and is in no key, so that the engine would load the wheel all the same."""
     facts = {**seen.host_answers, **seen.look_ups[0]["unkeyed"]}
     for rule, ours, theirs in factors.objections(manifest, facts, rules):
-        if ours is None and theirs is None:
+        if ours is None and theirs is None and manifest.build.mode == "capture":
+            why = "no key holds it, and the wheel was captured from a cache root, where nothing says what it was"
+            yield Reason(rule.fact, None, None, Answer.UNKNOWN, "build a wheel, to be sure", why)
+        elif ours is None and theirs is None:
             yield Reason(rule.fact, None, None, Answer.UNSAFE, "build the wheel again", "not recorded on both sides")
         else:
             yield Reason(rule.fact, ours, theirs, Answer.UNSAFE, rule.change, f"{rule.why}; {rule.source}")

@@ -44,6 +44,12 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--into-cache-root", metavar="DIR", help="put the result into this cache root; artifacts are left with --out"
     )
+    parser.add_argument(
+        "--capture",
+        type=Path,
+        metavar="CACHE_ROOT",
+        help="compile nothing: take what a real engine, started with this command, has left there",
+    )
     parser.add_argument("--dry-run", action="store_true", help="check everything and say what would be compiled")
     parser.add_argument("--quiet", action="store_true", help="show no progress, also on a terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -54,12 +60,14 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from hatch_model_cache import api
-    from hatch_model_cache.compiling import compiler, delivery, interpreter, progress
+    from hatch_model_cache.compiling import capture, compiler, delivery, interpreter, progress
 
     recipe, notes = _recipe(arguments)
     out = _out(arguments)
+    way = compiler.CROSS if arguments.capture is None else capture.capture(recipe, arguments.capture)
     warnings = [*recipe.warnings(), *recipe.doubts()]
-    answer = _asked(recipe, out, arguments.into_cache_root, [*notes], warnings)
+    answer = {**_asked(recipe, out, arguments.into_cache_root), "notes": [*notes], "warnings": warnings}
+    answer["mode"] = way.mode
     if not arguments.quiet:
         for kind, texts in (("note", notes), ("warning", warnings)):
             sys.stderr.writelines(f"model-cache: {kind}: {printable(text)}\n" for text in texts)
@@ -70,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
         answer["python"] = interpreter.choose(recipe.engine_name, recipe.python)
     else:
         with progress.shown(quiet=arguments.quiet) as shown:
-            done = delivery.deliver(recipe, out=out, root=arguments.into_cache_root, progress=shown)
+            done = delivery.deliver(recipe, out=out, root=arguments.into_cache_root, way=way, progress=shown)
         answer |= _done(api.compiled(recipe, done))
     if arguments.json:
         print_json(answer)
@@ -122,15 +130,13 @@ def _out(arguments: argparse.Namespace) -> Path | None:
     return (arguments.recipe or Path()) / "artifacts"
 
 
-def _asked(recipe: Recipe, out: Path | None, root: str | None, notes: list[str], warnings: list[str]) -> dict[str, Any]:
+def _asked(recipe: Recipe, out: Path | None, root: str | None) -> dict[str, Any]:
     return {
         "name": recipe.distribution_name,
         "engine": recipe.engine,
         "targets": list(recipe.targets),
         "served_as": list(recipe.served_as),
         "recipe_digest": recipe.digest(),
-        "notes": notes,
-        "warnings": warnings,
         "artifacts": None if out is None else str(out),
         "cache_root": root,
     }
@@ -160,7 +166,8 @@ def _told(answer: dict[str, Any]) -> list[str]:
     what = f"{answer['engine']} for {', '.join(answer['targets'])}, served as {', '.join(answer['served_as'])}"
     places = [answer["artifacts"], answer["cache_root"] and f"the cache root {answer['cache_root']}"]
     where = " and ".join(place for place in places if place)
+    done = "capture" if answer["mode"] == "capture" else "compile"
     if "entries" not in answer:
-        return [f"would compile {answer['name']}: {what}, with {answer['python']}, into {where}"]
+        return [f"would {done} {answer['name']}: {what}, with {answer['python']}, into {where}"]
     count = f"{counted(len(answer['entries']), 'key')}, {counted(answer['kernels'], 'kernel')}"
-    return [f"compiled {answer['name']}: {what}; {count}, in {where}"]
+    return [f"{done}d {answer['name']}: {what}; {count}, in {where}"]

@@ -81,10 +81,10 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
     """Do what `job` says.
 
     Args:
-        job: ``task`` ("compile" or "look-up"), ``engine`` and ``version`` (None: any known one), ``target`` (its
-            record), ``serve_arguments`` (what the adapter's ``parse`` takes: what follows ``vllm serve``, the model
-            first), and for a compile ``served_as``, ``rank`` and ``evidence`` (None, or a directory for what kernels
-            were made from).
+        job: ``task`` ("compile", "describe" or "look-up"), ``engine`` and ``version`` (None: any known one), ``target``
+            (its record), ``serve_arguments`` (what the adapter's ``parse`` takes: what follows ``vllm serve``, the
+            model first), for the first two ``served_as`` and ``rank``, and for a compile ``evidence`` (None, or a
+            directory for what kernels were made from).
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
@@ -109,7 +109,7 @@ def perform(job: Mapping[str, Any], surroundings: Surroundings, progress: Progre
     if job["task"] == "compile":
         gc.enable()
     surroundings.log.on_kernel = lambda kernel: progress.tell(kernel=kernel.name)
-    task = {"compile": _compile, "look-up": _look_up}[job["task"]]
+    task = {"compile": _compile, "describe": _describe, "look-up": _look_up}[job["task"]]
     result = task(adapter, surroundings, config, job, progress)
     return {"engine": versions, "host_answers": adapter.host_answers(), **result}
 
@@ -141,15 +141,9 @@ def _compile(
     compiled = adapter.compile_rank(surroundings, config, job["served_as"], job["rank"], progress.stage)
     log = surroundings.log
     return {
-        "ranks": surroundings.count,
-        "architectures": adapter.architectures(config),
-        "factors": compiled.factors,
-        "unkeyed": compiled.unkeyed,
-        "models": compiled.models,
+        **_described(adapter, surroundings, config, compiled),
         "saved": compiled.saved,
         "parts": compiled.parts,
-        "hints": compiled.hints,
-        "artifacts": [asdict(artifact) for artifact in compiled.artifacts],
         "kernels": [{**asdict(kernel), "lineage": record.lineage(kernel.sha256)} for kernel in log.kernels.values()],
         "regions": record.regions_as_dicts(),
         "ptxas_runs": log.ptxas_runs,
@@ -157,6 +151,26 @@ def _compile(
             {"site": site, "answer": answer, "count": count} for (site, answer), count in sorted(log.stand_ins.items())
         ],
         "launches_skipped": dict(sorted(log.launches_skipped.items())),
+    }
+
+
+def _describe(
+    adapter: ModuleType, surroundings: Surroundings, config: Any, job: Mapping[str, Any], progress: Progress
+) -> dict[str, Any]:
+    described = adapter.describe_rank(surroundings, config, job["served_as"], job["rank"], progress.stage)
+    return _described(adapter, surroundings, config, described)
+
+
+def _described(adapter: ModuleType, surroundings: Surroundings, config: Any, compiled: Any) -> dict[str, Any]:
+    """What is the same whether the artifacts were compiled or only described."""
+    return {
+        "ranks": surroundings.count,
+        "architectures": adapter.architectures(config),
+        "factors": compiled.factors,
+        "unkeyed": compiled.unkeyed,
+        "models": compiled.models,
+        "hints": compiled.hints,
+        "artifacts": [asdict(artifact) for artifact in compiled.artifacts],
     }
 
 

@@ -47,7 +47,7 @@ class RankResult:
         return found
 
 
-def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Path) -> None:
+def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Path, mode: str = "cross") -> None:
     """Check what the processes left and write it as an artifact directory.
 
     Args:
@@ -55,6 +55,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
         model: the directory with the config files that were compiled.
         results: one per target and rank.
         out: an empty directory.
+        mode: how it was built, as the manifest says it, for GPUs.
 
     Raises:
         CompileError: naming everything that is missing or wrong.
@@ -65,7 +66,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
     problems += _missing_ranks(recipe, results)
     problems += _disagreements(results)
     if problems:
-        raise CompileError("What the compile left cannot be shipped:", problems)
+        raise CompileError("What the engine left cannot be shipped:", problems)
     factors: dict[str, Mapping[str, str]] = {}
     entries: dict[tuple[str, str, str], dict[str, Any]] = {}
     for result in results:
@@ -97,7 +98,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
         "targets": [target.as_dict() for target in targets.values()],
         "serve": {"arguments": list(recipe.serve_args), "environment": dict(recipe.environment)},
         "build": {
-            "mode": "native" if any(target.kind == "cpu" for target in targets.values()) else "cross",
+            "mode": "native" if any(target.kind == "cpu" for target in targets.values()) else mode,
             "tool": f"hatch-model-cache {model_cache.__version__}",
             "recipe_digest": recipe.digest(),
             "source": dataclasses.asdict(source_of(recipe)),

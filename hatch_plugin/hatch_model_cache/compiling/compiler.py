@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +43,28 @@ class _Job:
         return f"{self.target}-rank{self.rank}"
 
 
-def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = None) -> None:
+@dataclass(frozen=True)
+class Way:
+    """How artifacts come about.
+
+    Attributes:
+        task: what each engine process is told to do (`compile.worker.run`).
+        mode: as the manifest says it, for GPUs.
+        needed: keys that the result of such a process must have.
+        finish: makes of that result, the target, and the directory of the process what `compiled.collect` takes.
+    """
+
+    task: str
+    mode: str
+    needed: tuple[str, ...]
+    finish: Callable[[dict[str, Any], str, Path], dict[str, Any]]
+
+
+CROSS = Way("compile", "cross", compiled.RESULT_KEYS, lambda result, *_: result)
+"""For a pretended GPU; for the CPU that is here, which is all that can be compiled for a CPU."""
+
+
+def compile_recipe(recipe: Recipe, out: Path, *, way: Way = CROSS, progress: Progress | None = None) -> None:
     """Compile every target and rank of a recipe and leave the artifact directory `out`.
 
     `out` appears whole or not at all. The engine's logs lie in ``out/logs``; when a compile fails its log is kept and
@@ -52,6 +73,7 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
     Args:
         recipe: what to compile.
         out: a directory that does not exist yet, or is empty.
+        way: how the artifacts come about.
         progress: told of stages and kernels.
 
     Raises:
@@ -67,20 +89,20 @@ def compile_recipe(recipe: Recipe, out: Path, *, progress: Progress | None = Non
         results: list[tuple[_Job, dict[str, Any]]] = []
         for target in recipe.targets:
             first = _Job(target, 0)
-            result = _run(python, recipe, first, scratch, progress or Silent())
+            result = _run(python, recipe, first, way, scratch, progress or Silent())
             results.append((first, result))
             others = [_Job(target, rank) for rank in range(1, result["ranks"])]
             with ThreadPoolExecutor(max_workers=processes(len(others))) as pool:
-                run = [pool.submit(_run, python, recipe, job, scratch, progress or Silent()) for job in others]
+                run = [pool.submit(_run, python, recipe, job, way, scratch, progress or Silent()) for job in others]
                 results.extend((job, future.result()) for job, future in zip(others, run, strict=True))
         collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]
         try:
-            compiled.collect(recipe, model, collected, staging)
+            compiled.collect(recipe, model, collected, staging, way.mode)
             # what cannot be packed (a secret, a path of this machine) is better known now than in the build
             pack(artifacts.read(staging), recipe, name=recipe.distribution_name, version="0")
         except (CompileError, DamagedError) as error:
             logs = [engine_process.keep_log(scratch / job.directory, str(job)) for job, _ in results]
-            told = f"What the compile left cannot be shipped (logs: {', '.join(map(str, logs))}):"
+            told = f"What the engine left cannot be shipped (logs: {', '.join(map(str, logs))}):"
             raise CompileError(told, error.problems or [error.message]) from None
         staging.chmod(0o755)
         try:
@@ -214,7 +236,7 @@ def processes(jobs: int) -> int:
     return max(1, min(jobs, len(os.sched_getaffinity(0)), available // BYTES_PER_PROCESS))
 
 
-def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progress) -> dict[str, Any]:
+def _run(python: str, recipe: Recipe, job: _Job, way: Way, scratch: Path, progress: Progress) -> dict[str, Any]:
     """One compile process, to its end."""
     directory = scratch / job.directory
     for name in ("home", "tmp", "work"):
@@ -222,7 +244,7 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
     for name, source in recipe.draft_dirs.items():
         _copy_files(source, directory / "work" / name)
     description = {
-        "task": "compile",
+        "task": way.task,
         "engine": recipe.engine_name,
         "version": recipe.engine_version,
         "target": targets.load(job.target).as_dict(),
@@ -240,13 +262,14 @@ def _run(python: str, recipe: Recipe, job: _Job, scratch: Path, progress: Progre
             progress.kernel(str(job), event["kernel"])
 
     environment = interpreter.scrubbed_environment(recipe.environment, cache, directory)
-    return engine_process.run(
+    result = engine_process.run(
         python,
         description,
         directory,
         environment,
         cwd=directory / "work",
         label=str(job),
-        needed=compiled.RESULT_KEYS,
+        needed=way.needed,
         on_event=tell,
     )
+    return way.finish(result, job.target, directory)

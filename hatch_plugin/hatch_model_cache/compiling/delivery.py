@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_model_cache.compiling import compiler
+from hatch_model_cache.compiling.compiler import CROSS, Way
 from hatch_model_cache.compiling.progress import Progress
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.packing.layout import lay_out
@@ -50,13 +51,16 @@ class Delivered:
     outcomes: tuple[Outcome, ...]
 
 
-def deliver(recipe: Recipe, *, out: Path | None, root: str | None, progress: Progress | None = None) -> Delivered:
+def deliver(
+    recipe: Recipe, *, out: Path | None, root: str | None, way: Way = CROSS, progress: Progress | None = None
+) -> Delivered:
     """Compile a recipe and put the result where it is wanted.
 
     Args:
         recipe: what to compile.
         out: the artifact directory to make; None if nobody wants one.
         root: a cache root to put the result into, by the same transaction as a wheel's deploy.
+        way: how the artifacts come about.
         progress: told of stages and kernels.
 
     Raises:
@@ -65,7 +69,7 @@ def deliver(recipe: Recipe, *, out: Path | None, root: str | None, progress: Pro
     """
     root = None if root is None else check_root(recipe, root)
     with _wanted(out) as directory:
-        compiler.compile_recipe(recipe, directory, progress=progress)
+        compiler.compile_recipe(recipe, directory, way=way, progress=progress)
         found = artifacts.read(directory)
         outcomes = () if root is None else _deploy(recipe, found, root)
     return Delivered(found.contents, out, root, outcomes)

@@ -137,16 +137,16 @@ class Entry:
 class Kernel:
     """One cubin inside the artifacts.
 
-    registers: per thread; shared: bytes per block; spills: 32-bit words per thread; configs: how many cubins the wheel
-    holds of this kernel for this target. Which of several is used is measured on the serving host. lineage: what it was
-    made from, None if that was not noted.
+    registers: per thread; shared: bytes per block, None where the cubin alone is known; spills: 32-bit words per
+    thread; configs: how many cubins the wheel holds of this kernel for this target. Which of several is used is
+    measured on the serving host. lineage: what it was made from, None if that was not noted.
     """
 
     name: str
     sha256: str
     arch: str
     registers: int
-    shared: int
+    shared: int | None
     spills: int
     configs: int
     target: str
@@ -346,7 +346,7 @@ def _kernel(f: Fields) -> Kernel:
         sha256=f.text("sha256", SHA256),
         arch=f.text("arch", WORD),
         registers=f.integer("registers"),
-        shared=f.integer("shared"),
+        shared=f.optional_integer("shared"),
         spills=f.integer("spills"),
         configs=f.integer("configs", 1),
         target=f.text("target", WORD),

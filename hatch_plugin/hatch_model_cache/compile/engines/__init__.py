@@ -13,8 +13,8 @@ build side can ask it for facts. It has:
 - ``pins(target, arguments)``: defaults that depend on the target, to be spelled out in a recipe;
 - ``running``: a module that asks a running engine for what a look-up depends on; see `vllm_running`;
 - and, inside the engine's interpreter: ``versions``, ``host_answers``, ``parse``, ``ranks``, ``create_config``,
-  ``architectures``, ``compile_rank``; of those in `SERVERS`, ``look_up_keys``, ``why_nothing``, ``flags`` and
-  ``options``. See `vllm` for what they take and return.
+  ``architectures``, ``compile_rank``; of those in `SERVERS`, ``describe_rank``, ``look_up_keys``, ``why_nothing``,
+  ``flags`` and ``options``. See `vllm` for what they take and return.
 """
 
 from __future__ import annotations

@@ -44,5 +44,6 @@ flags = vllm_command.flags
 options = vllm_command.options
 
 compile_rank = functools.partial(vllm_start.compile_rank, unkeyed=vllm_host.unkeyed)
+describe_rank = functools.partial(vllm_start.describe_rank, unkeyed=vllm_host.unkeyed)
 look_up_keys = functools.partial(vllm_start.look_up_keys, unkeyed=vllm_host.unkeyed)
 why_nothing = vllm_start.why_nothing

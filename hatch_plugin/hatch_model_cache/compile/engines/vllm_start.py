@@ -111,20 +111,56 @@ def compile_rank(
     """
     from vllm.compilation.counter import compilation_counter
 
-    if _turned_off():
-        raise RuntimeError(_turned_off())
-    compiled = Compiled()
-    shared = 0
+    noting = _Noting(names, config, unkeyed)
+    _compiles_something(noting, _start(surroundings, config, rank, noting, on_stage))
+    noting.compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
+    noting.compiled.hints = _model_infos()
+    return noting.compiled
 
-    def look_up(model: Any, path: str) -> object | None:
-        """Note every key; find nothing, the cache is empty, but for what another block of the same class has left."""
-        nonlocal shared
+
+def describe_rank(
+    surroundings: Surroundings,
+    config: Any,
+    names: list[str],
+    rank: int,
+    on_stage: Callable[[str], None],
+    *,
+    unkeyed: Unkeyed,
+) -> Compiled:
+    """What `compile_rank` would leave, with every key; nothing is compiled, so its artifacts' files do not exist."""
+    noting = _Noting(names, config, unkeyed)
+
+    def look_up(model: Any, path: str) -> object:
+        return noting(model, path) or object()  # found, as far as the engine can tell
+
+    _compiles_something(noting, _start(surroundings, config, rank, look_up, on_stage, compile_too=False))
+    noting.compiled.hints = _model_infos()
+    return noting.compiled
+
+
+@dataclass
+class _Noting:
+    """A look-up that notes every key and finds nothing, since the cache is empty, but for what another block of the
+    same class has left (shared: how often). Raises RuntimeError where the engine would look for nothing."""
+
+    names: list[str]
+    config: Any
+    unkeyed: Unkeyed
+    compiled: Compiled = field(default_factory=Compiled)
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        if _turned_off():
+            raise RuntimeError(_turned_off())
+
+    def __call__(self, model: Any, path: str) -> object | None:
+        compiled = self.compiled
         if any(artifact.path == path for artifact in compiled.artifacts):
-            shared += 1
+            self.shared += 1
             return object()
         keys: list[dict[str, Any]] = []
-        for name in names:
-            for identity in vllm_keys.identities(name, config):
+        for name in self.names:
+            for identity in vllm_keys.identities(name, self.config):
                 key = vllm_keys.key_of(vllm_keys.lookup_path(model, identity))
                 overrides = {factor: vllm_keys.text(value) for factor, value in identity.items()}
                 keys.append({"served_as": name, "key": key, "directory": f"{AOT}/{key}", "overrides": overrides})
@@ -133,18 +169,18 @@ def compile_rank(
         if not compiled.factors:
             overridden = {factor for key in keys for factor in key["overrides"]}
             compiled.factors = {name: value for name, value in named.items() if name not in overridden}
-            compiled.unkeyed = unkeyed(model.vllm_config)
+            compiled.unkeyed = self.unkeyed(model.vllm_config)
         own = {name: value for name, value in named.items() if compiled.factors.get(name) != value}
         for described in keys:  # of a second model in the engine, a draft head: its class, and what else is its own
             described["overrides"] = {**own, **described["overrides"]}
         return None
 
-    compiled.models = _start(surroundings, config, rank, look_up, on_stage) - shared
-    if not compiled.models:
+
+def _compiles_something(noting: _Noting, models: int) -> None:
+    """Note how many models the engine compiles. Raises RuntimeError if that is none."""
+    noting.compiled.models = models - noting.shared
+    if not noting.compiled.models:
         raise RuntimeError("the engine compiles nothing; is torch.compile off in the serve arguments?")
-    compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
-    compiled.hints = _model_infos()
-    return compiled
 
 
 def _model_infos() -> dict[str, str]:
