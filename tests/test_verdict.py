@@ -64,6 +64,17 @@ def test_a_miss_names_value_and_change(
     assert f"miss: {reason.factor} is {value} here" in str(reason)
 
 
+def test_a_url_is_looked_for_where_its_small_files_are() -> None:
+    manifest = wheel(
+        model__served_as=["s3://b/M"], entries__0__served_as="s3://b/M", entries__1__served_as="s3://b/M",
+        serve__environment={"VLLM_ASSETS_CACHE": "/assets"},
+    )  # fmt: skip
+    seen = observation(look_up(OTHER_KEY, model__model="/root/.cache/vllm/assets/model_streamer/ab"), environment={})
+    command = CommandLine(("s3://b/M", *manifest.serve.arguments), {}, seen.command.flags)
+    found = verdict(dataclasses.replace(seen, command=command), manifest)
+    assert {r.change for r in found.reasons if r.factor == "model.model"} == {"set VLLM_ASSETS_CACHE=/assets"}
+
+
 def test_a_derived_factor_needs_no_change_of_its_own() -> None:
     found = missed(("--max-num-seqs", "8"), scheduler__max_num_seqs="8", compilation__mode="0")
     assert {r.factor: r.change for r in found.reasons} == {

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.engine
 H100 = rows.COLUMNS["H100"]
 
 
-@pytest.mark.parametrize("title", ["Llama, AWQ", "DeepSeek-V2 (MLA)", "Qwen2.5-VL, vision encoder compiled"])
+SAMPLE = ["Llama, AWQ", "DeepSeek-V2 (MLA)", "Qwen2.5-VL, vision encoder compiled", "Llama, from an object store"]
+
+
+@pytest.mark.parametrize("title", SAMPLE)
 def test_a_cell_is_a_hit(title: str, engine_python: str, serving: Path, tmp_path: Path) -> None:
     [row] = [row for row in rows.load() if row.title == title]
     answer = Bench(engine_python, serving, tmp_path, ()).run(row, H100)

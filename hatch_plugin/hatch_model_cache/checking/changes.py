@@ -94,6 +94,9 @@ def _outside(factor: str, manifest: Manifest, host: CommandLine) -> str | None:
     if part == "env":
         return _variable(name, manifest, host) or ""
     if factor == "model.model":
+        [name] = host.arguments[:1] or [""]
+        if "://" in name and name in manifest.model.served_as:  # the key has the directory of its small files
+            return _variable("VLLM_ASSETS_CACHE", manifest, host)
         return f"serve it as {' or '.join(manifest.model.served_as)}"
     if factor == "inductor.system.device.name":
         return GPU
