@@ -339,12 +339,12 @@ def test_a_wheel_for_another_gpu_is_not_adopted(
 def test_a_version_without_an_adapter_is_said_and_nothing_is_done(
     tmp_path: Path, running: FakeRunning, log: Log
 ) -> None:
-    make_engine(tmp_path / "site", vllm="0.34.0")
+    make_engine(tmp_path / "site", vllm="9.9.0")
     (tmp_path / "site" / "vllm-0.33.0.dist-info" / "METADATA").unlink()
     (tmp_path / "site" / "vllm-0.33.0.dist-info").rmdir()
     (tmp_path / "root").mkdir()
     assert start(tmp_path / "root", running, log) is None
-    assert "vllm 0.34.0 is not known to this release: nothing is compared or adopted" in log.lines[0]
+    assert "vllm 9.9.0 is not known to this release: nothing is compared or adopted" in log.lines[0]
 
 
 def test_an_engine_that_cannot_answer_breaks_nothing(

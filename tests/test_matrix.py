@@ -275,8 +275,8 @@ def test_two_wheels_of_one_name(directory: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_engine_version_that_no_adapter_knows(directory: Path) -> None:
-    found = problems(directory, TEXT.replace('engines = ["vllm==0.33.0"]', 'engines = ["vllm==0.34.0"]'))
-    assert "engines[0]: 'vllm==0.34.0' is not known to this release, which knows vllm==0.33.0." in found
+    found = problems(directory, TEXT.replace('engines = ["vllm==0.33.0"]', 'engines = ["vllm==9.9.0"]'))
+    assert any(p.startswith("engines[0]: 'vllm==9.9.0' is not known to this release, which knows ") for p in found)
 
 
 def test_a_combination_that_makes_no_recipe_is_told_with_its_place(directory: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from build_factories import CONFIG, make_artifacts
 from hatch_model_cache import targets
+from hatch_model_cache.compile import engines
 from hatch_model_cache.recipe.file import load_recipe, parse
 from hatch_model_cache.recipe.recipe import Recipe, options
 from hatch_model_cache.scaffold import scaffold, serve_line, templating
@@ -73,10 +74,11 @@ def test_the_recipe_follows_from_the_command(new: New, here: Path) -> None:
 
 
 def test_an_engine_version_that_no_adapter_knows(new: New, here: Path) -> None:
-    code, answer = new("p", *H100, "--engine", "vllm==0.34.0", *SERVE)
+    code, answer = new("p", *H100, "--engine", "vllm==9.9.0", *SERVE)
     assert code == 2
+    known = sorted(f"vllm=={version}" for version in engines.adapter("vllm").VERSIONS)
     assert answer["error"]["problems"] == [
-        "--engine: 'vllm==0.34.0' is not known to this release, which knows vllm==0.33.0."
+        f"--engine: 'vllm==9.9.0' is not known to this release, which knows {', '.join(known)}."
     ]
     assert not (here / "p").exists()
 

@@ -43,13 +43,21 @@ def test_everything_is_put_back_by_identity() -> None:
         ("method", lambda self: "pretended"),
         ("static", staticmethod(lambda: "pretended")),
         ("prop", property(lambda self: "pretended")),
-        ("added", 1),
     ):
         patches.set(Asker, name, value, **ABOUT)
     assert (Asker().method(), Asker.static(), Asker().prop) == ("pretended",) * 3
     patches.undo()
     assert dict(vars(Asker)) == before
     assert all(vars(Asker)[name] is value for name, value in before.items())
+
+
+def test_what_is_not_there_is_not_replaced_but_named() -> None:
+    """Another version of the engine asks in another way, and the answer would be heard by nobody."""
+    patches = Patches()
+    with pytest.raises(AttributeError, match=r"^Asker has no gone, which is replaced because a test \(checked"):
+        patches.set(Asker, "gone", 1, **ABOUT)
+    assert patches.done == []
+    assert not hasattr(Asker, "gone")
 
 
 def test_what_is_inherited_is_not_left_in_the_child() -> None:
@@ -73,6 +81,7 @@ def test_two_patches_of_one_attribute_are_undone_in_reverse() -> None:
 def test_one_function_given_twice_is_two_objects() -> None:
     """Dynamo asserts that no function object stands in its map twice."""
     module = types.ModuleType("module_of_a_test")
+    vars(module).update(a=None, b=None)
     patches, nothing = Patches(), lambda value=3, *, key=4: (value, key)
     patches.set(module, "a", nothing, **ABOUT)
     patches.set(module, "b", nothing, **ABOUT)

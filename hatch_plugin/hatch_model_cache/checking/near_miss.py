@@ -19,6 +19,7 @@ from hatch_model_cache.checking import changes, factors
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines.rule import Rule
 from hatch_model_cache.packing import leaks
+from model_cache.engine import model_tag
 from model_cache.engine.nearest import Difference, Nearest
 from model_cache.store.plan import Adopted
 from model_cache.wheel import small_file
@@ -58,7 +59,7 @@ def compare(model: Any, path: str, manifests: Sequence[Manifest]) -> Nearest:
     version = metadata.version(name)
     if version not in adapter.VERSIONS:
         return Nearest(reason=f"{name} {version} is not known to this release: nothing is compared or adopted")
-    prefix = str(getattr(model, "_compile_tag", ""))
+    prefix = model_tag.of(model)
     candidates = [(m, e) for m in manifests if m.engine.name == name for e in m.entries if e.prefix == prefix]
     if not candidates:
         return Nearest(reason=f"no installed wheel has a model {prefix!r}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from model_cache.engine import lookups, mends
+from model_cache.engine import lookups, mends, model_tag
 from model_cache.engine.lookups import CACHE, LookUp
 from model_cache.engine.nearest import Nearest
 from model_cache.errors import ModelCacheError
@@ -40,6 +40,8 @@ def wrap(module: ModuleType, root_path: str, say: Say) -> None:
         return
     if getattr(original, "_recorded", False):
         return
+
+    model_tag.keep_all(module)
 
     def recorded(model: Any, path: Any) -> Any:
         begun, before = time.monotonic(), _loaded()
@@ -100,7 +102,7 @@ def _note(
     root_path: str, model: Any, path: str, nearest: Nearest, hit: bool, parts: int, seconds: float, say: Say
 ) -> None:
     *_, key, rank, _ = Path(path).parts
-    prefix = str(getattr(model, "_compile_tag", "") or "model")
+    prefix = model_tag.of(model) or "model"
     with Root.open(root_path, create=True) as root:
         wheel, target, adopted = _origin(root, key)
         found = LookUp(

@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from . import interpreter, vllm_command, vllm_defaults, vllm_host, vllm_rules, vllm_running, vllm_start
+from . import interpreter, vllm_command, vllm_defaults, vllm_host, vllm_rules, vllm_running, vllm_start, vllm_versions
 
-VERSIONS = frozenset({"0.33.0"})
-"""vLLM versions this adapter was checked on."""
+VERSIONS = vllm_versions.VERSIONS
 
 KIND = "gpu"
 """Of the targets that it compiles for."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import io
 import math
@@ -15,8 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Where make_arg_parser is: in 0.33.0, in 0.32.0.
-_PARSERS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args")
+from . import vllm_versions
 
 # vllm/config/parallel.py: world_size is the product of the first three; a rank's directory is
 # rank_<rank>_<data parallel rank>.
@@ -94,20 +92,13 @@ def architectures(config: Any) -> list[str]:
     return list(config.model_config.hf_config.architectures or [])
 
 
-def _entrypoint() -> Any:
-    for name in _PARSERS:
-        with contextlib.suppress(ModuleNotFoundError):
-            return importlib.import_module(name)
-    raise ModuleNotFoundError(f"vllm's arguments are in none of {', '.join(_PARSERS)}")
-
-
 @functools.cache
 def _parser() -> Any:
     """The parser of the command line ``vllm``, with the one command that matters here."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser(prog="vllm")
-    _entrypoint().make_arg_parser(parser.add_subparsers(dest="subparser").add_parser("serve"))
+    vllm_versions.command_line().make_arg_parser(parser.add_subparsers(dest="subparser").add_parser("serve"))
     return parser
 
 

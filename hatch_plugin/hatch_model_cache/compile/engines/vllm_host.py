@@ -15,6 +15,8 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
+from . import vllm_versions
+
 _PACKAGES = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "nvidia-cutlass-dsl", "quack-kernels")
 _FLASHINFER = ("has_flashinfer", "has_flashinfer_cubin")
 
@@ -25,7 +27,7 @@ def host_answers() -> dict[str, str | bool | int | None]:
     import vllm.utils.import_utils as import_utils
 
     answers: dict[str, str | bool | int | None] = {
-        "nvcc": flashinfer._flashinfer_nvcc_path() is not None,
+        "nvcc": vllm_versions.has_flashinfer_compiler(),
         "ninja": shutil.which("ninja") is not None,
         "CXX": os.environ.get("CXX"),
         "peer_access": True,  # pretended: see pretend/nvml.py
@@ -82,7 +84,7 @@ def _device_follows_rank(parallel: Any) -> bool:
     """
     import torch
 
-    return bool(torch.cuda.current_device() == parallel.get_local_gpu_index(parallel.rank))
+    return bool(torch.cuda.current_device() == vllm_versions.local_gpu_index(parallel, parallel.rank))
 
 
 def triton_environment() -> str:

@@ -10,8 +10,7 @@ Not here, because vLLM 0.33.0 has them in the key: LoRA on or off, its ranks and
 from __future__ import annotations
 
 from .rule import Rule
-
-_CHECKED = frozenset({"0.33.0"})
+from .vllm_versions import VERSIONS as _CHECKED
 
 RULES = (
     Rule(

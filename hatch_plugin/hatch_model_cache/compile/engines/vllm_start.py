@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_model_cache.compile.surroundings import Surroundings
+from model_cache.engine import model_tag
 
 from . import vllm_keys, vllm_rank, vllm_stops
 
@@ -164,7 +165,7 @@ class _Noting:
                 key = vllm_keys.key_of(vllm_keys.lookup_path(model, identity))
                 overrides = {factor: vllm_keys.text(value) for factor, value in identity.items()}
                 keys.append({"served_as": name, "key": key, "directory": f"{AOT}/{key}", "overrides": overrides})
-        compiled.artifacts.append(Artifact(model._compile_tag, path, keys))
+        compiled.artifacts.append(Artifact(model_tag.of(model), path, keys))
         named = vllm_keys.named_factors(model)
         if not compiled.factors:
             overridden = {factor for key in keys for factor in key["overrides"]}
@@ -208,7 +209,7 @@ def look_up_keys(
     def look_up(model: Any, path: str) -> object:
         key = vllm_keys.key_of(Path(path))
         factors = vllm_keys.named_factors(model)
-        looked_up.append(LookUp(model._compile_tag, key, factors, unkeyed(model.vllm_config)))
+        looked_up.append(LookUp(model_tag.of(model), key, factors, unkeyed(model.vllm_config)))
         return object()  # found, as far as the engine can tell; it ends before it would be called
 
     _start(surroundings, config, 0, look_up, on_stage, compile_too=False)

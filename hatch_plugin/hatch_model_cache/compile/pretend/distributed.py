@@ -79,6 +79,6 @@ def install_communicators(patches: Patches) -> None:
         why="agrees on sizes with the other data parallel replicas; a profiling run has the same on all",
         checked=CHECKED,
     )
-    workspace = object()
+    workspace, why = object(), "allocated over NVLink on a serving host"
     for name in ("get_fi_ar_workspace", "get_fi_ar_quant_workspace"):
-        patches.set(fusion, name, lambda **_: workspace, why="allocated over NVLink on a serving host", checked=CHECKED)
+        patches.set(fusion, name, lambda *_, **__: workspace, why=why, checked=CHECKED)

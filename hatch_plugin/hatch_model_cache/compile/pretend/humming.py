@@ -49,5 +49,6 @@ def install(patches: Patches, device: Device) -> None:
     extension = types.SimpleNamespace(_DeviceInfo=info)
     why = "asks the driver through an extension of its own"
     patches.set(humming, "_get_device_info_extension", lambda: extension, why=why, checked=CHECKED)
-    patches.on_undo(humming.DeviceInfo._instances.clear)  # they keep what they were answered
+    instances = vars(humming.DeviceInfo).get("_instances", {})  # only vllm 0.33.0's keeps what it was answered
+    patches.on_undo(instances.clear)
     patches.on_undo(setattr, humming.current_device, "_value", None)

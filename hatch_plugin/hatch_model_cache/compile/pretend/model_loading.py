@@ -61,8 +61,8 @@ def install(patches: Patches, device: Device) -> None:
 
     patches.set_everywhere(torch_utils, "PIN_MEMORY", False, why="pinning needs the driver", checked=CHECKED)
 
-    def view(tensor: Any) -> Any:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=torch.device("cuda", device.current))
+    def view(cpu_tensor: Any) -> Any:
+        return torch.empty(cpu_tensor.shape, dtype=cpu_tensor.dtype, device=torch.device("cuda", device.current))
 
     patches.set_everywhere(
         torch_utils,
@@ -75,7 +75,7 @@ def install(patches: Patches, device: Device) -> None:
     patches.set(
         vllm.platforms.cuda.CudaPlatformBase,
         "set_device",
-        classmethod(lambda cls, wanted: torch.cuda.set_device(wanted)),
+        classmethod(lambda cls, device: torch.cuda.set_device(device)),
         why="forces a context by allocating, and in a thread of its own, where no mode is active",
         checked=CHECKED,
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import types
 from typing import Any
+
+from model_cache.engine import on_import
 
 from .device import RESERVED_BYTES, Device
 from .patches import Patches
 
 CHECKED = "vllm 0.33.0 (vllm/platforms/cuda.py)"
+BINDINGS = "vllm.third_party.pynvml"
 
 
 class _Handle(int):
@@ -16,9 +20,15 @@ class _Handle(int):
 
 
 def install(patches: Patches, device: Device) -> None:
-    """Answer for ``vllm.third_party.pynvml``. Imports vllm; must come before ``vllm.platforms`` is resolved."""
-    import vllm.third_party.pynvml as nvml
+    """Answer for ``vllm.third_party.pynvml``. Imports vllm; must come before ``vllm.platforms`` is resolved.
 
+    vLLM 0.31.0 resolves it while it is imported itself, so the answers are in place as soon as the bindings are.
+    """
+    on_import.call(lambda bindings: _answer(patches, device, bindings), BINDINGS)
+    importlib.import_module(BINDINGS)
+
+
+def _answer(patches: Patches, device: Device, nvml: Any) -> None:
     total = device.target.total_memory
 
     def unsupported(*_: Any, **__: Any) -> None:
@@ -38,7 +48,7 @@ def install(patches: Patches, device: Device) -> None:
             total=total, free=total - RESERVED_BYTES, used=RESERVED_BYTES
         ),
         # every GPU reaches every other over NVLink: what the SXM targets are built as, recorded in host_answers
-        "nvmlDeviceGetP2PStatus": lambda *_: nvml.NVML_P2P_STATUS_OK,
+        "nvmlDeviceGetP2PStatus": lambda *_, **__: nvml.NVML_P2P_STATUS_OK,
         # both steer thread placement only
         "nvmlDeviceGetNumaNodeId": unsupported,
         "nvmlDeviceGetCpuAffinity": unsupported,

@@ -81,7 +81,8 @@ def install(patches: Patches) -> None:
             meta.__dict__ = tensor.__dict__.copy()
         return meta
 
-    def materialize(meta: Any) -> Any:
+    def materialize(meta_tensor: Any) -> Any:
+        meta = meta_tensor
         tensor = torch.empty_strided(size=tuple(meta.size()), stride=tuple(meta.stride()), dtype=meta.dtype)
         if not isinstance(tensor, FakeTensor):
             tensor.__class__ = meta.__class__
@@ -98,7 +99,7 @@ def install(patches: Patches) -> None:
     why = "weights are re-made around their processing (online quantization)"
     patches.set(reload_meta, "to_meta_tensor", to_meta, why=why, checked=CHECKED)
     patches.set(reload_meta, "materialize_meta_tensor", materialize, why=why, checked=CHECKED)
-    patches.set(reload_meta, "_tensor_storage_ptr", lambda t: None, why="there is no storage", checked=CHECKED)
+    patches.set(reload_meta, "_tensor_storage_ptr", lambda tensor: None, why="there is no storage", checked=CHECKED)
 
 
 def demote(module: Any) -> None:

@@ -39,8 +39,13 @@ class Patches:
             owner: module, class or object that holds the attribute.
             why: the question that must be answered without a GPU.
             checked: the version the patch was checked on, for example ``"torch 2.14.0"``.
+
+        Raises:
+            AttributeError: if there is nothing to replace: what asked in `checked` asks in another way here.
         """
         label = str(getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner)))
+        if not hasattr(owner, name):
+            raise AttributeError(f"{label} has no {name}, which is replaced because {why} (checked on {checked})")
         if isinstance(value, types.FunctionType):
             value = _copy(value, name, owner)
         # __dict__, not getattr: a staticmethod or property must come back as what it was

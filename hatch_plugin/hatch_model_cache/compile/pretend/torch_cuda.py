@@ -117,7 +117,9 @@ def _cuda(patches: Patches, device: Device, stream: Stream, context: type) -> No
     import torch.cuda.memory
     import torch.cuda.streams
 
-    properties = functools.cache(lambda index: Properties(device.target, index))
+    # the answers have the parameters of the questions, which hide names of this function
+    index, select, target = device.index, device.select, device.target
+    properties = functools.cache(lambda number: Properties(target, number))
     nothing = lambda *_, **__: None  # noqa: E731
     zero = lambda *_, **__: 0  # noqa: E731
     memory: dict[str, object] = {
@@ -127,8 +129,8 @@ def _cuda(patches: Patches, device: Device, stream: Stream, context: type) -> No
         "max_memory_reserved": zero,
         "reset_peak_memory_stats": nothing,
         "empty_cache": nothing,
-        "mem_get_info": lambda *_: device.free_and_total(),
-        "memory_stats": lambda *_: {},
+        "mem_get_info": lambda *_, **__: device.free_and_total(),
+        "memory_stats": lambda *_, **__: {},
     }
     _all(patches, torch.cuda, memory, "an idle GPU's memory")
     _all(patches, torch.cuda.memory, memory, "an idle GPU's memory")
@@ -146,12 +148,12 @@ def _cuda(patches: Patches, device: Device, stream: Stream, context: type) -> No
             "device_count": lambda: device.count,
             "_device_count_nvml": lambda: device.count,
             "current_device": lambda: device.current,
-            "set_device": lambda wanted: device.select(wanted),
+            "set_device": lambda device: select(device),
             "_exchange_device": zero,
             "_maybe_exchange_device": zero,
             "device": context,
             "device_of": context,
-            "can_device_access_peer": lambda *_: True,
+            "can_device_access_peer": lambda *_, **__: True,
         },
         "which GPUs there are",
     )
@@ -159,12 +161,10 @@ def _cuda(patches: Patches, device: Device, stream: Stream, context: type) -> No
         patches,
         torch.cuda,
         {
-            "get_device_properties": lambda wanted=None: properties(device.index(wanted)),
-            "get_device_capability": lambda wanted=None: device.target.capability,
-            "get_device_name": lambda wanted=None: device.target.device_name,
-            "is_bf16_supported": lambda including_emulation=True: (
-                device.target.capability[0] >= 8 or including_emulation
-            ),
+            "get_device_properties": lambda device=None: properties(index(device)),
+            "get_device_capability": lambda device=None: target.capability,
+            "get_device_name": lambda device=None: target.device_name,
+            "is_bf16_supported": lambda including_emulation=True: target.capability[0] >= 8 or including_emulation,
         },
         "what the GPU is",
     )
@@ -175,7 +175,7 @@ def _cuda(patches: Patches, device: Device, stream: Stream, context: type) -> No
             "Stream": Stream,
             "Event": Event,
             "StreamContext": _StreamContext,
-            "stream": lambda wanted=None: _StreamContext(wanted),
+            "stream": lambda stream=None: _StreamContext(stream),
             "current_stream": lambda *_, **__: stream,
             "default_stream": lambda *_, **__: stream,
             "set_stream": nothing,
