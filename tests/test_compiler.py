@@ -177,7 +177,10 @@ def test_every_rank_and_target_is_compiled(tmp_path: Path) -> None:
     wanted = recipe(tmp_path, targets=names, **{"serve-args": ["--tensor-parallel-size", "2"]})
     told = Told()
     compile_recipe(wanted, tmp_path / "out", progress=told)
-    assert sorted(job for job, _ in told.stages) == sorted(f"{name} rank {rank}" for name in names for rank in (0, 1))
+    of_ranks = [(job, stage) for job, stage in told.stages if job not in names]
+    assert sorted(job for job, _ in of_ranks) == sorted(f"{name} rank {rank}" for name in names for rank in (0, 1))
+    bound = "1 more rank, 1 at a time: one for a core, 3 GiB of free memory for each"
+    assert [told_of for told_of in told.stages if told_of not in of_ranks] == [(name, bound) for name in names]
     found = artifacts.read(tmp_path / "out")
     assert {(e.target, e.served_as, e.ranks) for e in found.contents.entries} == {
         (target, name, ("0_0", "1_0")) for target in names for name in wanted.served_as

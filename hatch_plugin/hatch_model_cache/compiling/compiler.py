@@ -21,7 +21,7 @@ from hatch_model_cache.packing import artifacts
 from hatch_model_cache.packing.pack import pack
 from hatch_model_cache.recipe.recipe import Recipe, config_files
 from model_cache.errors import CompileError, DamagedError, UsageError
-from model_cache.wheel.names import printable
+from model_cache.wheel.names import counted, printable
 
 NEUTRAL_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what is made there is private, and checked to be ours
 """Where a compile works: the path is traced into artifacts, so it should be the same for every user."""
@@ -92,7 +92,11 @@ def compile_recipe(recipe: Recipe, out: Path, *, way: Way = CROSS, progress: Pro
             result = _run(python, recipe, first, way, scratch, progress or Silent())
             results.append((first, result))
             others = [_Job(target, rank) for rank in range(1, result["ranks"])]
-            with ThreadPoolExecutor(max_workers=processes(len(others))) as pool:
+            at_a_time = processes(len(others))
+            if others:
+                bound = f"{at_a_time} at a time: one for a core, {BYTES_PER_PROCESS >> 30} GiB of free memory for each"
+                (progress or Silent()).stage(target, f"{counted(len(others), 'more rank')}, {bound}")
+            with ThreadPoolExecutor(max_workers=at_a_time) as pool:
                 run = [pool.submit(_run, python, recipe, job, way, scratch, progress or Silent()) for job in others]
                 results.extend((job, future.result()) for job, future in zip(others, run, strict=True))
         collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]

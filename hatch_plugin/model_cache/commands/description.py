@@ -49,16 +49,18 @@ def _target(target: TargetRecord) -> str:
 
 def _entries(manifest: Manifest) -> Iterator[str]:
     blobs = manifest.blobs()
-    size = sum(blobs.values())
-    spared = sum(file.size for file in manifest.files()) - size
+    stored = sum(blobs.values())
+    spared = sum(file.size for file in manifest.files()) - stored
     equal = f"; {human(spared)} more if equal files of ranks and names were not stored once" if spared else ""
-    yield f"  entries    {len(manifest.entries)}, {counted(len(blobs), 'distinct file')}, {human(size)}{equal}"
+    yield f"  entries    {len(manifest.entries)}, {counted(len(blobs), 'distinct file')}, {human(stored)}{equal}"
     for entry in manifest.entries:
         size = human(sum(file.size for file in entry.files))
         prefix = f" {entry.prefix}" if entry.prefix else ""
         ranks = f", ranks {', '.join(entry.ranks)}" if entry.ranks else ""
         yield f"    {entry.component}{prefix} for {entry.target} as {entry.served_as}: {size}{ranks}"
         yield f"      {entry.directory}"
+    for path in sorted(manifest.hints):
+        yield f"    {path}, beside the entries"
     contents = Counter(content for file in manifest.files() for content in file.contains)
     code = [f"{content} ({counted(contents[content], 'file')})" for content in CODE if contents[content]]
     yield (
