@@ -85,8 +85,8 @@ class _Checker:
         self.hardware(values["targets"], values["hardware"])
         self.serve_args(values["serve_args"], values["served_as"], values["revision"])
         self.speculative(values["serve_args"], values["drafts"])
-        if text := object_store.environment_problem(values["served_as"], values["environment"]):
-            self.problem(f"environment.{object_store.VARIABLE}", text)
+        if wrong := object_store.environment_problem(values["served_as"], values["environment"]):
+            self.problem(f"environment.{object_store.VARIABLE}", wrong)
         self.evidence(values["targets"], values["keep"], selfcheck=values["selfcheck"])
         return values
 
