@@ -6,6 +6,7 @@ What is meant for people goes to stderr, which is the cell's log.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -39,6 +40,7 @@ def main(directory: Path) -> int:
     """Build the project in `directory`; the exit code is that of the error, 0 without one."""
     # it is how we are told to end, also below a shell's background job, which ignores it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _be_interrupted_with_parent()
     try:
         wheel = build(directory)
     except ModelCacheError as error:
@@ -49,6 +51,13 @@ def main(directory: Path) -> int:
         return 130
     _tell({"wheel": str(wheel)})
     return 0
+
+
+def _be_interrupted_with_parent() -> None:
+    """Have the kernel interrupt this process when the thread that started it is gone: a builder that is killed can tell
+    nobody, and the next one must not find us at work in the same directory."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGINT)
 
 
 def build(directory: Path) -> Path:
