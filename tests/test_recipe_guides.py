@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from hatch_model_cache.commands import new
 from hatch_model_cache.matrix import matrix_file
 from hatch_model_cache.scaffold.scaffold import PIPELINES
 from model_cache.console import Parser
+from model_cache.wheel.archive import WheelPayload
+from model_cache.wheel.verify import read_manifest
 
 GUIDES = Path(__file__).resolve().parent.parent / "docs" / "guides"
 
@@ -45,6 +48,9 @@ def test_the_matrix(here: Path) -> None:
     plan, *others = shown.run(shown.commands("matrix.md"), here, swap=engine(here))
     assert plan.output == plan.command.output
     assert len(list((here / "dist").iterdir())) == 4
+    [group] = (here / "dist").glob("model_cache_finetune_hopper*.whl")
+    entries, blobs = holds(group)
+    assert (len(entries), blobs) == (2, 1), "two targets of one model share what is equal"
     _, _, again, only, github, *_ = (ran.output for ran in others)
     assert "0 of 4 wheels are to be built" in again
     assert "3 up to date of 3 wheels" in only
@@ -59,6 +65,15 @@ def test_the_pipelines(here: Path) -> None:
     for path in re.findall(r"`(\.?[a-zA-Z][\w./-]*(?:/[\w.-]+|\.yml))`|`(Dockerfile)`", text):
         name = path[0] or path[1]
         assert name == "templates/actions.toml" or (project / name).exists(), name
+
+
+def holds(wheel: Path) -> tuple[set[str], int]:
+    """The targets of a wheel's entries, and how many files they share."""
+    with WheelPayload(str(wheel)) as payload:
+        manifest = read_manifest(payload).manifest
+    with zipfile.ZipFile(wheel) as archive:
+        blobs = sum("/blobs/" in name for name in archive.namelist())
+    return {entry.target for entry in manifest.entries}, blobs
 
 
 def engine(here: Path) -> dict[str, str]:
