@@ -146,3 +146,21 @@ def test_signers_and_identities(tmp_path: Path) -> None:
     identity = shown.commands("trust-and-faults.md", "model-cache sigstore attach", "model-cache trust add-identity")
     *_, verified = shown.run([*identity, verify], tmp_path, swap=swap)
     assert verified.output.endswith(" (trusted)\n")
+
+
+def test_the_caches_of_a_host(tmp_path: Path) -> None:
+    """hits-and-misses.md, where the engine need not be asked; the rest is in tests/engine."""
+    cache = tmp_path / "cache"
+    for place in (cache / "torch_compile_cache/torch_aot_compile/key", tmp_path / "tmp/torchinductor_root"):
+        place.mkdir(parents=True)
+        (place / "model").write_bytes(b"something")
+    where = {"VLLM_CACHE_ROOT": str(cache), "TMPDIR": str(tmp_path / "tmp"), "USER": "root", "LOGNAME": "root"}
+    [collected] = shown.run(shown.commands("hits-and-misses.md", "model-cache collect"), tmp_path, **where)
+    told = plain_table(collected.output.replace(str(tmp_path), ""))
+    assert set(plain_table(collected.command.output or "")) - {"…"} <= set(told)
+    assert len(told) > 5
+
+
+def plain_table(text: str) -> list[str]:
+    """Lines without widths, sizes and numbers of files."""
+    return [" ".join(re.sub(r" [\d.]+ [kMG]?B +\d+ ", " SIZE ", line).split()) for line in text.splitlines()]
