@@ -36,7 +36,9 @@ def random_kills(world: World, kills: int, seed: int) -> Counter[str]:
             if chance.random() < 0.5:
                 world.check_one_version(chance)
                 counts["engine starts, each with one version"] += 1
-            world.check_healed(chance.choice([*VERSIONS]))
+            version = chance.choice([*VERSIONS])
+            world.check_healed(version)
+            world.check_hint(version)
             counts["healed"] += 1
     finally:
         stop.touch()

@@ -58,7 +58,9 @@ def full_disk(world: World, rounds: int, seed: int) -> Counter[str]:
                     world.check_not_torn()
                 Root.free_bytes = real
                 subprocess.run(["mount", "-o", "remount,size=100m", str(world.root)], check=True)
-                world.check_healed(chance.choice([*VERSIONS]))
+                version = chance.choice([*VERSIONS])
+                world.check_healed(version)
+                world.check_hint(version)
                 counts["healed"] += 1
     finally:
         Root.free_bytes, files.RESERVE_BYTES = real, reserve
@@ -132,7 +134,9 @@ def crowd(world: World, rounds: int, seed: int) -> Counter[str]:
         counts[f"deployers, locks {locks}"] += 8
         counts["refused with one line"] += statuses.count(3)
         world.check_not_torn()
-        world.check_healed(chance.choice([*VERSIONS]))
+        version = chance.choice([*VERSIONS])
+        world.check_healed(version)
+        world.check_hint(version)
         counts["healed"] += 1
     return counts
 

@@ -46,13 +46,7 @@ def places(root: str, environ: Mapping[str, str] = os.environ) -> Iterator[Place
     home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
     compiled, _, aot = CACHE.rpartition("/")
     yield Place("vLLM: compiled models", "VLLM_CACHE_ROOT", f"{root}/{compiled}/{aot}", True)
-    yield Place(
-        "vLLM: which classes a model has",
-        "VLLM_CACHE_ROOT",
-        f"{root}/modelinfos",
-        False,
-        "a start makes it again in some seconds",
-    )
+    yield Place("vLLM: what a model's class can do", "VLLM_CACHE_ROOT", f"{root}/modelinfos", True)
     temporary = environ.get("TMPDIR") or tempfile.gettempdir()
     inductor = environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{temporary}/torchinductor_{_user()}"
     why = "vLLM moves it into the compiled model's directory; what is here is of other programs"

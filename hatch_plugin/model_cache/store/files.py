@@ -21,6 +21,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP)
 """How making a hard link fails where there are none."""
 
+NOT_REGULAR = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENXIO)
+"""How opening a link, a directory or a special file as a regular file fails."""
+
 RESERVE_BYTES = 16 * 1024 * 1024
 """What is left free on a disk."""
 

@@ -17,7 +17,6 @@ from model_cache.store.root import Root, temporary_name
 from model_cache.store.state import DeployedFile, State
 from model_cache.wheel.consistency import MAX_HINT_BYTES
 
-
 Hints = tuple[DeployedFile, ...]
 """Paths are relative to the root."""
 
@@ -35,7 +34,7 @@ def wanted(root: Root, name: str, texts: Mapping[str, str], old: State | None) -
 def settle(root: Root, name: str, texts: Mapping[str, str], hints: Hints, old: State | None) -> None:
     """Have `hints` there and those of the version before gone; a state notes both by now.
 
-    A place that is unfit or full costs a hint, no error.
+    A place that is unfit or full costs a hint, no error. Raises OSError as `take_away`.
     """
     paths = {file.path for file in hints}
     take_away(root, name, tuple(file for file in (old.hints if old else ()) if file.path not in paths))
@@ -46,14 +45,16 @@ def settle(root: Root, name: str, texts: Mapping[str, str], hints: Hints, old: S
 
 
 def take_away(root: Root, name: str, hints: Hints) -> None:
-    """Remove `hints` of wheel `name` that are as we wrote them and that no other wheel has put there too."""
+    """Remove `hints` of wheel `name` that are as we wrote them and that no other wheel has put there too.
+
+    Raises OSError: what is still there must stay noted.
+    """
     needed = _of_others(root, name)
     for file in hints:
         folder, _, base = file.path.rpartition("/")
-        with suppress(OSError, ModelCacheError):
-            if (file.path, file.sha256) not in needed and _digest(root, file) == file.sha256:
-                with files.opened(root.descriptor, folder) as directory:
-                    os.unlink(base, dir_fd=directory)
+        if (file.path, file.sha256) not in needed and _digest(root, file) == file.sha256:
+            with suppress(FileNotFoundError), files.opened(root.descriptor, folder) as directory:
+                os.unlink(base, dir_fd=directory)
 
 
 def _described(path: str, text: str) -> DeployedFile:
@@ -77,8 +78,12 @@ def _digest(root: Root, file: DeployedFile) -> str | None:
             return sha256(source.read(MAX_HINT_BYTES + 1)).hexdigest()
     except FileNotFoundError:
         return None
-    except (OSError, ModelCacheError):
+    except files.LinkError:
         return ""
+    except OSError as error:
+        if error.errno in files.NOT_REGULAR:
+            return ""
+        raise
 
 
 def _write(root: Root, path: str, data: bytes) -> None:

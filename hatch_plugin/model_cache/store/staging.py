@@ -78,10 +78,6 @@ def sync(parent: int, name: str, deadline: Deadline) -> None:
         os.fsync(directory)
 
 
-_NO_REGULAR_FILE = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENXIO)
-"""How opening a link, a directory or a special file as a regular file fails."""
-
-
 class Comparison(NamedTuple):
     """Listed files of a directory that are not there, and those that are there with other content."""
 
@@ -132,7 +128,7 @@ def _is_same(directory: int, file: DeployedFile, deadline: Deadline) -> bool | N
     except files.LinkError:
         return False
     except OSError as error:
-        if error.errno in _NO_REGULAR_FILE:
+        if error.errno in files.NOT_REGULAR:
             return False
         raise
     with os.fdopen(descriptor, "rb", buffering=0) as source:
