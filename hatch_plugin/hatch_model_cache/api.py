@@ -65,6 +65,7 @@ def compile_model(
     out: StrPath | None = None,
     into_cache_root: StrPath | None = None,
     capture: StrPath | None = None,
+    overlap: int | None = None,
     progress: Progress | None = None,
 ) -> Compiled:
     """Compile a model for GPUs or a CPU as its engine would, in the engine's interpreter; no GPU, no weights.
@@ -86,6 +87,8 @@ def compile_model(
         out: artifact directory to make; it must not exist, or be empty.
         into_cache_root: cache root of an engine, where the result is deployed as a wheel's content would be.
         capture: cache root from which to take what a real engine has left there, compiling nothing.
+        overlap: bytes of memory that each engine process may take while it runs beside more urgent work, with the
+            lowest priority, one at a time; None: it takes what it needs, and several run at a time.
         progress: told of stages and kernels as they come.
 
     Returns:
@@ -100,6 +103,7 @@ def compile_model(
     """
     from hatch_model_cache.compiling import capture as capturing
     from hatch_model_cache.compiling import compiler, delivery
+    from hatch_model_cache.compiling.overlap import Bounds
     from hatch_model_cache.recipe.recipe import options
     from hatch_model_cache.scaffold import request
     from model_cache.errors import UsageError
@@ -122,6 +126,7 @@ def compile_model(
         recipe,
         out=None if out is None else Path(out),
         root=None if into_cache_root is None else os.fspath(into_cache_root),
+        bounds=None if overlap is None else Bounds(overlap),
         way=compiler.CROSS if capture is None else capturing.capture(recipe, Path(capture)),
         progress=progress,
     )

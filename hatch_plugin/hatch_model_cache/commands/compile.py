@@ -50,6 +50,12 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="CACHE_ROOT",
         help="compile nothing: take what a real engine, started with this command, has left there",
     )
+    parser.add_argument(
+        "--overlap",
+        type=_size,
+        metavar="SIZE",
+        help='run beside more urgent work: lowest priority, one process at a time, at most SIZE of memory ("4 GiB")',
+    )
     parser.add_argument("--dry-run", action="store_true", help="check everything and say what would be compiled")
     parser.add_argument("--quiet", action="store_true", help="show no progress, also on a terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -58,9 +64,19 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.set_defaults(run=_run)
 
 
+def _size(text: str) -> int:
+    from hatch_model_cache.packing.wheel_size import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from hatch_model_cache import api
     from hatch_model_cache.compiling import capture, compiler, delivery, interpreter, progress
+    from hatch_model_cache.compiling.overlap import Bounds
 
     recipe, notes = _recipe(arguments)
     out = _out(arguments)
@@ -71,6 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         for kind, texts in (("note", notes), ("warning", warnings)):
             sys.stderr.writelines(f"model-cache: {kind}: {printable(text)}\n" for text in texts)
+    bounds = None if arguments.overlap is None else Bounds(arguments.overlap)
     if arguments.dry_run:
         compiler.check_machine(recipe)
         if arguments.into_cache_root is not None:
@@ -78,7 +95,8 @@ def _run(arguments: argparse.Namespace) -> int:
         answer["python"] = interpreter.choose(recipe.engine_name, recipe.python)
     else:
         with progress.shown(quiet=arguments.quiet) as shown:
-            done = delivery.deliver(recipe, out=out, root=arguments.into_cache_root, way=way, progress=shown)
+            root = arguments.into_cache_root
+            done = delivery.deliver(recipe, out=out, root=root, way=way, bounds=bounds, progress=shown)
         answer |= _done(api.compiled(recipe, done))
     if arguments.json:
         print_json(answer)

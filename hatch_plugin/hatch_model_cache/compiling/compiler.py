@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
@@ -16,11 +17,13 @@ from typing import Any
 from hatch_model_cache import targets
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compiling import compiled, engine_process, interpreter
+from hatch_model_cache.compiling.overlap import Bounds
 from hatch_model_cache.compiling.progress import Progress, Silent
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.packing.pack import pack
 from hatch_model_cache.recipe.recipe import Recipe, config_files
 from model_cache.errors import CompileError, DamagedError, UsageError
+from model_cache.store.files import human
 from model_cache.wheel.names import counted, printable
 
 NEUTRAL_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what is made there is private, and checked to be ours
@@ -64,7 +67,9 @@ CROSS = Way("compile", "cross", compiled.RESULT_KEYS, lambda result, *_: result)
 """For a pretended GPU; for the CPU that is here, which is all that can be compiled for a CPU."""
 
 
-def compile_recipe(recipe: Recipe, out: Path, *, way: Way = CROSS, progress: Progress | None = None) -> None:
+def compile_recipe(
+    recipe: Recipe, out: Path, *, way: Way = CROSS, bounds: Bounds | None = None, progress: Progress | None = None
+) -> None:
     """Compile every target and rank of a recipe and leave the artifact directory `out`.
 
     `out` appears whole or not at all. The engine's logs lie in ``out/logs``; when a compile fails its log is kept and
@@ -74,6 +79,7 @@ def compile_recipe(recipe: Recipe, out: Path, *, way: Way = CROSS, progress: Pro
         recipe: what to compile.
         out: a directory that does not exist yet, or is empty.
         way: how the artifacts come about.
+        bounds: what it may take beside other work: then one engine process runs at a time.
         progress: told of stages and kernels.
 
     Raises:
@@ -89,15 +95,17 @@ def compile_recipe(recipe: Recipe, out: Path, *, way: Way = CROSS, progress: Pro
         results: list[tuple[_Job, dict[str, Any]]] = []
         for target in recipe.targets:
             first = _Job(target, 0)
-            result = _run(python, recipe, first, way, scratch, progress or Silent())
+            run_one = functools.partial(_run, python, recipe, way, bounds, scratch, progress or Silent())
+            result = run_one(first)
             results.append((first, result))
             others = [_Job(target, rank) for rank in range(1, result["ranks"])]
-            at_a_time = processes(len(others))
+            at_a_time = 1 if bounds else processes(len(others))
             if others:
-                bound = f"{at_a_time} at a time: one for a core, {BYTES_PER_PROCESS >> 30} GiB of free memory for each"
-                (progress or Silent()).stage(target, f"{counted(len(others), 'more rank')}, {bound}")
+                free = f"one for a core, {BYTES_PER_PROCESS >> 30} GiB of free memory for each"
+                why = f"{at_a_time} at a time: {f'{human(bounds.memory)} at most' if bounds else free}"
+                (progress or Silent()).stage(target, f"{counted(len(others), 'more rank')}, {why}")
             with ThreadPoolExecutor(max_workers=at_a_time) as pool:
-                run = [pool.submit(_run, python, recipe, job, way, scratch, progress or Silent()) for job in others]
+                run = [pool.submit(run_one, job) for job in others]
                 results.extend((job, future.result()) for job, future in zip(others, run, strict=True))
         collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]
         try:
@@ -240,7 +248,9 @@ def processes(jobs: int) -> int:
     return max(1, min(jobs, len(os.sched_getaffinity(0)), available // BYTES_PER_PROCESS))
 
 
-def _run(python: str, recipe: Recipe, job: _Job, way: Way, scratch: Path, progress: Progress) -> dict[str, Any]:
+def _run(
+    python: str, recipe: Recipe, way: Way, bounds: Bounds | None, scratch: Path, progress: Progress, job: _Job
+) -> dict[str, Any]:
     """One compile process, to its end."""
     directory = scratch / job.directory
     for name in ("home", "tmp", "work"):
@@ -274,6 +284,7 @@ def _run(python: str, recipe: Recipe, job: _Job, way: Way, scratch: Path, progre
         cwd=directory / "work",
         label=str(job),
         needed=way.needed,
+        bounds=bounds,
         on_event=tell,
     )
     return way.finish(result, job.target, directory)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hatch_model_cache.compiling import compiler
 from hatch_model_cache.compiling.compiler import CROSS, Way
+from hatch_model_cache.compiling.overlap import Bounds
 from hatch_model_cache.compiling.progress import Progress
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.packing.layout import lay_out
@@ -52,7 +53,13 @@ class Delivered:
 
 
 def deliver(
-    recipe: Recipe, *, out: Path | None, root: str | None, way: Way = CROSS, progress: Progress | None = None
+    recipe: Recipe,
+    *,
+    out: Path | None,
+    root: str | None,
+    way: Way = CROSS,
+    bounds: Bounds | None = None,
+    progress: Progress | None = None,
 ) -> Delivered:
     """Compile a recipe and put the result where it is wanted.
 
@@ -61,6 +68,7 @@ def deliver(
         out: the artifact directory to make; None if nobody wants one.
         root: a cache root to put the result into, by the same transaction as a wheel's deploy.
         way: how the artifacts come about.
+        bounds: what the compile may take beside other work.
         progress: told of stages and kernels.
 
     Raises:
@@ -69,7 +77,7 @@ def deliver(
     """
     root = None if root is None else check_root(recipe, root)
     with _wanted(out) as directory:
-        compiler.compile_recipe(recipe, directory, way=way, progress=progress)
+        compiler.compile_recipe(recipe, directory, way=way, bounds=bounds, progress=progress)
         found = artifacts.read(directory)
         outcomes = () if root is None else _deploy(recipe, found, root)
     return Delivered(found.contents, out, root, outcomes)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hatch_model_cache.compiling.overlap import Bounds
 from model_cache.errors import CompileError, UsageError
 
 _BOOTSTRAP = Path(__file__).parent.parent / "compile" / "bootstrap.py"
@@ -34,6 +35,7 @@ def run(
     cwd: Path | None = None,
     label: str,
     needed: Iterable[str] = (),
+    bounds: Bounds | None = None,
     on_event: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
     """Run `compile/worker.py` on a job, to its end, and return its result.
@@ -46,11 +48,13 @@ def run(
         cwd: its working directory; `directory` if None.
         label: how errors call it.
         needed: keys that a result must have.
+        bounds: what it may take beside other work; None: what it needs.
         on_event: told of every stage and kernel.
 
     Raises:
         UsageError: if it cannot be started.
-        CompileError: if the process fails, or leaves no result that can be read; its log is kept and named.
+        CompileError: if the process fails, takes more than it may, or leaves no result that can be read; its log is
+            kept and named.
     """
     (directory / "job.json").write_text(json.dumps(job), "utf-8")
     reading, writing = os.pipe()
@@ -73,7 +77,11 @@ def run(
         finally:
             os.close(writing)
         try:
+            if bounds:
+                bounds.apply(process.pid)
             for line in _lines(process, events):
+                if bounds and (excess := bounds.excess(process.pid)):
+                    raise CompileError(f"{label}: {excess}, and was ended. Its log: {keep_log(directory, label)}")
                 with suppress(ValueError):
                     on_event(json.loads(line))
             status = process.wait()
@@ -100,7 +108,10 @@ def keep_log(directory: Path, label: str) -> Path:
 
 
 def _lines(process: subprocess.Popen[bytes], pipe: io.FileIO) -> Iterator[bytes]:
-    """Lines from the pipe until the process ends, even if the file does not: a child of the engine may hold it open."""
+    """Lines from the pipe until the process ends, even if the file does not: a child of the engine may hold it open.
+
+    An empty one comes when there is none for half a second.
+    """
     pending = b""
     while True:
         ended = process.poll() is not None
@@ -112,6 +123,8 @@ def _lines(process: subprocess.Popen[bytes], pipe: io.FileIO) -> Iterator[bytes]
             yield from lines
         elif ended:
             return
+        else:
+            yield b""
 
 
 def _result(directory: Path, status: int, label: str, needed: Iterable[str]) -> dict[str, Any]:
