@@ -196,6 +196,25 @@ def test_a_package_index_that_sends_parts(run: Run, server: WebServer, dist: Pat
     assert len(parts) <= 3, "the directory and the manifest, not the blobs"
 
 
+@pytest.mark.parametrize("plus", ["+", "%2B"])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a23_a_local_version_however_the_address_spells_it(
+    run: Run, server: WebServer, tmp_path: Path, as_json: bool, plus: str
+) -> None:
+    dist = tmp_path / "dist"
+    wheel = make_wheel(dist, version="1.0.0+cu130")
+    index = serve_simple(server, dist, as_json=as_json)
+    spelled = wheel.name.replace("+", plus)
+    server.pages[f"/files/{spelled}"] = server.pages.pop(f"/files/{wheel.name}")
+    page = f"/simple/{NAME}/"
+    kind, body = server.pages[page]
+    server.pages[page] = (kind, body.replace(f"files/{wheel.name}".encode(), f"files/{spelled}".encode()))
+    code, out, err = run("--index", index)
+    assert (code, err) == (0, "")
+    assert f"fits: {NAME} 1.0.0+cu130 (" in out
+    assert expected(wheel, f"{server.url}/files/{spelled}") in out
+
+
 def test_a_package_index_that_sends_whole_files_only(run: Run, server: WebServer, dist: Path) -> None:
     server.ranges = False
     index = serve_simple(server, dist, as_json=True)
