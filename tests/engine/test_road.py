@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.hosts import Host, compile_recipe, pack, write_recipe
+import shown
+from engine.hosts import SERVE_ARGS, Host, compile_recipe, pack, write_recipe
 from model_cache.wheel.manifest import parse
 
 pytestmark = pytest.mark.engine
@@ -137,9 +139,11 @@ class TestOneWheel:
             on = {"MODEL_CACHE_DISABLE": "0", "MODEL_CACHE_ASSUME_TARGET": H100, "VLLM_FORCE_AOT_LOAD": "1"}
             report = host.serve("./llama-tiny", H100, environment=on)
             told = host.model_cache("status", "--root", str(host.cache_root), "--json")
+            [status] = as_shown(host, shown.commands("README.md", "model-cache status"))
         finally:
             host.pip_uninstall(llama.name)
         assert report.warm, report
+        assert plain(status.output) == plain(status.command.output or "")
         log = (host.place / "engine.log").read_text()
         assert "model-cache: deployed" in log
         assert "model-cache: hit backbone rank 0_0 in" in log
@@ -148,6 +152,22 @@ class TestOneWheel:
         [found] = wheel["looked_up"]
         assert (found["prefix"], found["rank"], found["hit"]) == ("backbone", "0_0", True)
         assert found["parts"] == report.parts > 0
+
+    def test_what_readme_says_beforehand(self, llama: Built, host: Host, own_wheel: Path) -> None:
+        host.pip_install(llama.wheel, own_wheel)
+        shutil.copytree(llama.project / "model", host.work / "llama-tiny")
+        check, rehearse = shown.commands("README.md", "model-cache check", "model-cache rehearse")
+        served = shlex.join(["vllm", "serve", "./llama-tiny", *SERVE_ARGS, "--skip-tokenizer-init"])
+        here = {
+            "model-cache check": f"model-cache check --target {H100}",  # there is no GPU to look at
+            "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 …": served,
+        }
+        try:
+            checked, rehearsed = as_shown(host, [check, rehearse], swap=here, codes={check.text: 10})
+        finally:
+            host.pip_uninstall(llama.name)
+        assert checked.output == check.output
+        assert rehearsed.output.startswith("warm start under a pretended NVIDIA H100 80GB HBM3: 1 artifact loaded")
 
     def test_a_host_without_the_wheel_compiles(self, host: Host) -> None:
         shutil.copytree(MODELS / "llama-tiny", host.work / "llama-tiny")
@@ -252,13 +272,41 @@ def test_the_real_llama_8b_compiles(tmp_path: Path, engine_python: str) -> None:
     assert len(json.loads(done.stdout)["entries"]) == 1
 
 
-def test_every_rank_of_tensor_parallel_2_is_compiled(tmp_path: Path, engine_python: str) -> None:
-    project = write_recipe(tmp_path / "recipe", MODELS / "llama-tiny", "example/llama-tiny", ["./llama"], [H100])
-    recipe = project / "pyproject.toml"
-    recipe.write_text(recipe.read_text().replace("serve-args = [", 'serve-args = ["--tensor-parallel-size", "2", '))
+def test_every_rank_of_tensor_parallel_2_is_compiled_and_loaded(
+    tmp_path: Path, engine_python: str, host: Host, own_wheel: Path
+) -> None:
+    """The rehearsal is that of docs/guides/ranks-and-drafts.md."""
+    arguments = ("--tensor-parallel-size", "2", *SERVE_ARGS)
+    project = write_recipe(
+        tmp_path / "recipe", MODELS / "llama-tiny", "example/llama", ["./llama"], [H100], serve_args=arguments
+    )
     done = compile_recipe(project, tmp_path / "artifacts", engine_python)
     assert done.returncode == 0, done.stdout + done.stderr
     [entry] = json.loads((tmp_path / "artifacts" / "artifacts.json").read_text())["entries"]
     assert entry["ranks"] == ["0_0", "1_0"]
     assert [file["path"] for file in entry["files"]] == ["rank_0_0/model", "rank_1_0/model"]
     assert len({file["sha256"] for file in entry["files"]}) == 2
+
+    host.pip_install(pack(project, tmp_path / "artifacts"), own_wheel)
+    shutil.copytree(project / "model", host.work / "llama")
+    rest = shlex.join([*SERVE_ARGS, "--skip-tokenizer-init"])
+    try:
+        command = shown.commands("ranks-and-drafts.md", "model-cache rehearse")
+        [rehearsed] = as_shown(host, command, swap={"…": rest})
+    finally:
+        host.pip_uninstall(f"model-cache-llama-{H100}")
+    assert rehearsed.output == rehearsed.command.output
+
+
+def as_shown(host: Host, commands: Sequence[shown.Command], **options: Any) -> list[shown.Ran]:
+    """Run commands of a page where the engine of `host` is started."""
+    path = f"{host.python.parent}{os.pathsep}{os.environ['PATH']}"
+    (host.place / "home").mkdir(exist_ok=True)
+    variables = {"PATH": path, "HOME": str(host.place / "home"), "VLLM_CACHE_ROOT": str(host.cache_root)}
+    return shown.run(commands, host.work, **variables, **options)
+
+
+def plain(text: str) -> str:
+    """What `status` prints, once for all equal lines, without what differs from run to run."""
+    text = re.sub(r"used by \d+ process(es)?", "used by processes", re.sub(r" in [\d.]+ s", " in SECONDS", text))
+    return "".join(dict.fromkeys(re.sub(r"\([0-9a-f]{12}…\)", "(KEY…)", text).splitlines(keepends=True)))
