@@ -33,10 +33,10 @@ def test_a_row_is_written_as_a_model(tmp_path: Path) -> None:
 
 def test_an_answer_is_for_one_row_and_target() -> None:
     row = ROWS[0]
-    digests = {row.digest(target) for target in rows.COLUMNS.values()}
+    digests = {row.digest(column.target) for column in rows.GPUS.values()}
     digests |= {dataclasses.replace(row, arguments=("--seed", "1")).digest("b200")}
     digests |= {dataclasses.replace(row, config={"hidden_size": 1}).digest("b200")}
-    assert len(digests) == len(rows.COLUMNS) + 2
+    assert len(digests) == len(rows.GPUS) + 2
 
 
 def test_a_cell_without_an_answer_says_so() -> None:
@@ -46,10 +46,19 @@ def test_a_cell_without_an_answer_says_so() -> None:
         (row.name, "A100"): cell.Answer("the engine says no", "compile"),
         (row.name, "B200"): None,
     }
-    text = table.document([row], answers, "an engine")
+    text = table.document([row], answers)
     assert "3 cells: 1 hits, 1 refused, 1 not run yet." in text
     assert "| Some model | hit (backbone, eagle_head; 2 ranks; 7) | refused (1) | not run yet |" in text
     assert "1. Some model (compile): the engine says no" in text
+
+
+def test_a_llama_has_cells_of_older_engines_too() -> None:
+    llamas = [row for row in ROWS if row.title.startswith("Llama")]
+    answers = {(row.name, column): cell.Answer(kernels=1) for row in ROWS for column in row.columns}
+    text = table.document(ROWS, answers)
+    assert f"{len(ROWS) * len(rows.GPUS) + len(llamas) * len(rows.OLDER)} cells: " in text
+    assert text.count("| Llama") == 2 * len(llamas)
+    assert "not run yet |" not in text
 
 
 @pytest.mark.parametrize(

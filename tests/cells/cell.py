@@ -19,7 +19,7 @@ from model_cache.wheel.archive import WheelPayload
 from model_cache.wheel.verify import read_manifest
 
 from . import object_store
-from .rows import Row
+from .rows import Column, Row
 from .uv_pip import pip
 
 FASTER = {
@@ -79,8 +79,9 @@ class Bench:
     place: Path
     through: tuple[str, ...]
 
-    def run(self, row: Row, target: str) -> Answer:
+    def run(self, row: Row, column: Column) -> Answer:
         """Run a cell from its recipe on; nothing of an earlier run is used."""
+        target = column.target
         work = self.place / "work" / f"{row.name}-{target}"
         shutil.rmtree(work, ignore_errors=True)
         begun = time.monotonic()
@@ -92,6 +93,7 @@ class Bench:
             f"example/{row.name}",
             [served],
             [target],
+            engine=f"vllm=={column.vllm}",
             serve_args=row.serve_args,
             environment=row.environment,
             drafts=row.drafts,

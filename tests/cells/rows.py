@@ -16,8 +16,27 @@ from hatch_model_cache import targets
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent / "data" / "models"
-COLUMNS = {"H100": "h100-sxm5-80gb", "A100": "a100-sxm4-80gb", "B200": "b200"}
-"""Title → target. In the order in which they are filled."""
+H100 = "h100-sxm5-80gb"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A target, and the version of vLLM that compiles for it and serves."""
+
+    target: str
+    vllm: str = "0.33.0"
+
+    @property
+    def engine(self) -> str:
+        """What its environment is called, below .engines."""
+        return f"vllm-{self.vllm}"
+
+
+GPUS = {"H100": Column(H100), "A100": Column("a100-sxm4-80gb"), "B200": Column("b200")}
+OLDER = {f"vLLM {version}": Column(H100, version) for version in ("0.32.0", "0.31.0")}
+"""Title → column. In the order in which they are filled."""
+
+COLUMNS = GPUS | OLDER
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,6 +68,11 @@ class Row:
         """What the model is called: letters, digits, dashes."""
         words = "".join(c if c.isalnum() and c.isascii() else " " for c in self.title.lower()).split()
         return "-".join(words)
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Where it is shown: on every GPU, and what is of a Llama also with older versions of the engine."""
+        return COLUMNS if self.title.startswith("Llama") else GPUS
 
     def write_model(self, directory: Path) -> None:
         """The model's configuration."""

@@ -9,6 +9,7 @@ An answer is kept in .cells/answers until the row, a model's files or the target
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import shutil
 import subprocess
@@ -24,13 +25,13 @@ from prepare import prepare  # noqa: E402
 from cells import cell, rows, table  # noqa: E402
 from cells.uv_pip import pip  # noqa: E402
 
-ENGINE = "vllm-0.33.0"
 PLACE = ROOT / ".cells"
 DOCUMENT = ROOT / "docs" / "coverage.md"
 
 
-def bench(through: tuple[str, ...]) -> cell.Bench:
-    """Both environments of the engine, the serving one and this project's wheel."""
+@functools.cache
+def own_wheel() -> Path:
+    """This project's wheel."""
     own = PLACE / "own"
     shutil.rmtree(own, ignore_errors=True)
     subprocess.run(
@@ -38,23 +39,27 @@ def bench(through: tuple[str, ...]) -> cell.Bench:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    serving = prepare(ENGINE, PLACE / "serving" / ENGINE)
     [wheel] = own.glob("*.whl")
-    pip("install", "--python", str(serving), "--no-index", "--reinstall", str(wheel))
-    engine = prepare(ENGINE, ROOT / ".engines" / ENGINE)
-    return cell.Bench(str(engine), serving, PLACE, through)
+    return wheel
 
 
-def path_of(row: rows.Row, column: str) -> Path:
+@functools.cache
+def bench(engine: str, through: tuple[str, ...]) -> cell.Bench:
+    """Both environments of an engine, the serving one with this project's wheel."""
+    serving = prepare(engine, PLACE / "serving" / engine)
+    pip("install", "--python", str(serving), "--no-index", "--reinstall", str(own_wheel()))
+    return cell.Bench(str(prepare(engine, ROOT / ".engines" / engine)), serving, PLACE, through)
+
+
+def path_of(row: rows.Row, column: rows.Column) -> Path:
     """Where the answer of a cell is kept."""
-    target = rows.COLUMNS[column]
-    return PLACE / "answers" / f"{row.name}-{target}-{row.digest(target)}.json"
+    return PLACE / "answers" / column.engine / f"{row.name}-{column.target}-{row.digest(column.target)}.json"
 
 
 def write(every: list[rows.Row]) -> None:
     """The document, from the answers that are kept."""
-    answers = {(row.name, column): cell.kept(path_of(row, column)) for row in every for column in rows.COLUMNS}
-    DOCUMENT.write_text(table.document(every, answers, "vLLM 0.33.0"), "utf-8")
+    answers = {(row.name, title): cell.kept(path_of(row, at)) for row in every for title, at in row.columns.items()}
+    DOCUMENT.write_text(table.document(every, answers), "utf-8")
 
 
 def main() -> int:
@@ -71,17 +76,17 @@ def main() -> int:
         (row, column)
         for column in arguments.column or rows.COLUMNS
         for row in dict.fromkeys(wanted)
-        if _wanted(cell.kept(path_of(row, column)), arguments.again)
+        if column in row.columns and _wanted(cell.kept(path_of(row, row.columns[column])), arguments.again)
     ]
-    if todo and not arguments.write:
-        ours = bench(tuple(shlex.split(arguments.through)))
+    if not arguments.write:
         for row, column in todo:
+            at = rows.COLUMNS[column]
             try:
-                answer = ours.run(row, rows.COLUMNS[column])
+                answer = bench(at.engine, tuple(shlex.split(arguments.through))).run(row, at)
             except Exception:  # a defect of this script or of packing; the other cells are not concerned
                 traceback.print_exc()
                 continue
-            cell.keep(answer, path_of(row, column))
+            cell.keep(answer, path_of(row, at))
             write(every)
             print(f"{column} {row.title}: {'hit' if answer.hit else answer.refused} {answer.seconds}", flush=True)
     write(every)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .cell import Answer
-from .rows import COLUMNS, Row
+from .rows import GPUS, OLDER, Column, Row
 
 Answers = Mapping[tuple[str, str], Answer | None]
 
 
-def document(rows: Sequence[Row], answers: Answers, engine: str) -> str:
+def document(rows: Sequence[Row], answers: Answers) -> str:
     """The whole file. answers: by the row's name and the column's title."""
     found = list(answers.values())
     hits = sum(answer is not None and answer.hit for answer in found)
@@ -20,7 +20,8 @@ def document(rows: Sequence[Row], answers: Answers, engine: str) -> str:
         "# What can be compiled, for which GPU",
         "",
         "Written by `make coverage`; do not edit. Every cell is run on the real engine, with a pretended GPU and no",
-        f"weights: {engine}. Configurations are shrunk in depth and width, never in kind (`tests/cells/rows.toml`).",
+        f"weights: vLLM {GPUS['H100'].vllm}. Configurations are shrunk in depth and width, never in kind",
+        "(`tests/cells/rows.toml`).",
         "",
         "**hit**: compiled from a recipe, packed, installed with uv, deployed, and loaded by a second, fresh and",
         "unmodified `vllm serve`, in every rank, with 0 Inductor compiles and 0 ptxas runs. In brackets: the compiled",
@@ -31,17 +32,24 @@ def document(rows: Sequence[Row], answers: Answers, engine: str) -> str:
     ]
     notes: list[str] = []
     for part in dict.fromkeys(row.part for row in rows):
-        lines += ["", f"## {part}", "", f"| | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-        for row in rows:
-            if row.part == part:
-                cells = [_cell(row, column, answers[row.name, column], notes) for column in COLUMNS]
-                lines.append(f"| {row.title} | {' | '.join(cells)} |")
+        lines += _section(part, [row for row in rows if row.part == part], GPUS, answers, notes)
+    if older := [row for row in rows if OLDER.keys() <= row.columns.keys()]:
+        lines += _section("Older versions of the engine, for the H100", older, OLDER, answers, notes)
     if notes:
         lines += ["", "## Refused because", "", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
     return "\n".join(lines) + "\n"
 
 
-def _cell(row: Row, column: str, answer: Answer | None, notes: list[str]) -> str:
+def _section(
+    title: str, rows: Sequence[Row], columns: Mapping[str, Column], answers: Answers, notes: list[str]
+) -> Iterator[str]:
+    yield from ("", f"## {title}", "", f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|")
+    for row in rows:
+        cells = [_cell(row, answers[row.name, column], notes) for column in columns]
+        yield f"| {row.title} | {' | '.join(cells)} |"
+
+
+def _cell(row: Row, answer: Answer | None, notes: list[str]) -> str:
     if answer is None:
         return "not run yet"
     if not answer.hit:

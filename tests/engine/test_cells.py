@@ -11,7 +11,7 @@ from cells.cell import Bench
 
 pytestmark = pytest.mark.engine
 
-H100 = rows.COLUMNS["H100"]
+H100 = rows.GPUS["H100"]
 
 
 SAMPLE = ["Llama, AWQ", "DeepSeek-V2 (MLA)", "Qwen2.5-VL, vision encoder compiled", "Llama, from an object store"]
