@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import model_cache
-from hatch_model_cache import targets
+from hatch_model_cache import Compiled, compile_model, targets
 from hatch_model_cache.commands import MODULES
 from hatch_model_cache.recipe import recipe
 from model_cache import cli
@@ -51,6 +52,7 @@ def page() -> str:
         "## Recipe options\n\nThe table `[tool.hatch.build.hooks.model-cache]` of a recipe's `pyproject.toml`.\n\n"
         + recipe.options_table().rstrip(),
         _variables(),
+        _python(),
         _targets(),
         _manifest(),
     )
@@ -88,6 +90,15 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 def _variables() -> str:
     rows = [f"| `{name}` | {text} |" for name, text in sorted(VARIABLES.items())]
     return "\n".join(["## Environment variables", "", "| variable | meaning |", "|---|---|", *rows])
+
+
+def _python() -> str:
+    parameters = [f"    {name}," for name in map(str, inspect.signature(compile_model).parameters.values())]
+    parameters = [name.replace("'", "") for name in parameters]  # annotations are strings
+    parameters.insert(1, "    *,")  # all but the model are given by name
+    call = "\n".join(["compile_model(", *parameters, ") -> Compiled"])
+    texts = f"{call}\n\n{inspect.getdoc(compile_model)}\n\nCompiled\n\n{inspect.getdoc(Compiled)}"
+    return f"## Python\n\nIn `hatch_model_cache`; see the [guide](guides/compile.md#from-python).\n\n```\n{texts}\n```"
 
 
 def _targets() -> str:
