@@ -22,6 +22,10 @@ NOT_RUN = {
     ("README.md", "make demo"): "six minutes and more; what it does is test_road, step by step",
     ("README.md", "make test"): "it is what runs these tests",
     ("README.md", "vllm serve meta-llama/Llama-3.1-8B-Instruct"): "needs the GPU and the weights; `rehearse` is run",
+    (
+        "object-storage.md",
+        "VLLM_ASSETS_CACHE=",
+    ): "a cell of engine/test_cells serves a URL so, from a server of its own",
     ("trust-and-faults.md", "sigstore sign"): "needs the network and an account; the bundle is of services of our own",
 }
 """(page, how the command begins) → why it cannot be run here."""

@@ -15,7 +15,7 @@ from .uv_pip import pip
 SERVER = Path(__file__).with_name("object_store_server.py")
 MOTO = "moto[s3,server]==5.2.5"
 STREAMER = ("runai-model-streamer==0.17.1", "runai-model-streamer-s3==0.17.1", "humanize==4.17.0", "boto3==1.44.8")
-NEEDED = ("botocore==1.44.8", "s3transfer==0.19.3", "jmespath==1.1.0", "python-dateutil==2.9.0.post0")
+NEEDED = ("botocore==1.44.8", "s3transfer==0.19.3", "jmespath==1.1.0", "python-dateutil==2.9.0.post0", "six==1.17.0")
 """What vLLM's extra `runai` asks for, and what that needs beside the engine's own packages."""
 
 

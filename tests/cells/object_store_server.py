@@ -5,6 +5,7 @@ uv run --no-project --with 'moto[s3,server]' object_store_server.py <directory> 
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from moto.server import ThreadedMotoServer
 
 
 def main(directory: Path, bucket: str, prefix: str) -> None:
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # not a line for each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     address = "http://{}:{}".format(*server.get_host_and_port())
