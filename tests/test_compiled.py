@@ -226,6 +226,26 @@ def test_ranks_disagree_on_a_key(tmp_path: Path) -> None:
     assert build.problems() == [f"{H100} rank 1 and {H100} rank 0 have different keys for backbone"]
 
 
+def test_pipeline_stages_have_keys_of_their_own(tmp_path: Path) -> None:
+    """Of a mixture of experts: the names of a stage's layers are in its key."""
+    build = Build(tmp_path, **TP2)
+    for rank in (0, 1):
+        build.result(rank)["factors"] |= {"compilation.static_all_moe_layers": f'["layers.{rank}"]'}
+    for key in build.result(1)["artifacts"][0]["keys"]:
+        key["key"] = key["key"][::-1]
+        key["directory"] = key["directory"].rpartition("/")[0] + "/" + key["key"]
+    found = build.collect().contents
+    assert missing_parts(found) == []
+    assert {entry.ranks for entry in found.entries} == {("0_0",), ("1_0",)}
+    assert all(
+        found.factors[entry.factors]["compilation.static_all_moe_layers"] == f'["layers.{entry.ranks[0][0]}"]'
+        for entry in found.entries
+    )
+    build.result(1)["factors"] |= {"model.dtype": "another"}
+    (tmp_path / "out").rename(tmp_path / "before")
+    assert build.problems() == [f"{H100} rank 1 and {H100} rank 0 have different keys for backbone"]
+
+
 @pytest.mark.parametrize(
     ("what", "other"),
     [

@@ -259,6 +259,15 @@ def test_a13_a_rank_that_the_wheel_does_not_have_is_a_miss() -> None:
     assert verdict(dataclasses.replace(seen, ranks=("0_0", "1_0"))).answer is Answer.HIT
 
 
+def test_pipeline_stages_with_keys_of_their_own_belong_together() -> None:
+    stages = {"entries__0__ranks": ["0_0"], "entries__1__ranks": ["1_0"], "entries__1__served_as": MODEL}
+    seen = dataclasses.replace(observation(), ranks=("0_0", "1_0"))
+    together = wheel(**stages, entries__1__factor_overrides={"model.model": MODEL})
+    assert verdict(seen, together).answer is Answer.HIT
+    apart = wheel(**stages, entries__1__factor_overrides={"model.model": MODEL, "model.revision": "main"})
+    assert [reason.factor for reason in verdict(seen, apart).reasons] == ["ranks"]
+
+
 def test_rules_of_another_version_are_not_asked() -> None:
     manifest = dataclasses.replace(wheel(), unkeyed={})
     assert judge(manifest, observation(), rules("0.1.0")).answer is Answer.HIT

@@ -167,7 +167,10 @@ def _missed(manifest: Manifest, look_up: Mapping[str, Any], seen: Observation) -
     entries = _entries(manifest, look_up)
     found = [entry for entry in entries if entry.key == look_up["key"]]
     if found:
-        ranks = {rank for entry in found for rank in entry.ranks}
+        # a pipeline stage may have a key of its own, which follows from the same configuration (`vllm_rank.FACTORS`)
+        started = [(entry.target, entry.served_as, entry.factor_overrides) for entry in found]
+        stages = [e for e in entries if (e.target, e.served_as, e.factor_overrides) in started]
+        ranks = {rank for entry in stages for rank in entry.ranks}
         if not ranks.issuperset(seen.ranks):
             values = ", ".join(sorted(ranks)), ", ".join(seen.ranks)
             yield Reason("ranks", *values, Answer.MISS, "build a wheel with these ranks")

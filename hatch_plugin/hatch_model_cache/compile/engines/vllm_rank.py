@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+FACTORS = frozenset({"compilation.static_all_moe_layers"})
+"""Factors of the key that differ between the ranks of one start: names of layers, which pipeline stages divide among
+themselves (vllm/model_executor/layers/fused_moe/runner/moe_runner.py appends each)."""
+
 
 def executor(config: Any, number: int) -> type:
     """Make `config` that of one rank; the executor that runs it in this process.
