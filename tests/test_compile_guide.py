@@ -39,9 +39,12 @@ def swap(tmp_path: Path) -> dict[str, str]:
 
 
 def test_what_the_guide_shows(here: Path, swap: dict[str, str]) -> None:
-    _, compiled, into, status, captured, beside = shown.run(shown.commands("compile.md"), here, swap=swap)
-    for ran in (compiled, into, beside):
-        assert f"compiled {NAME}: vllm==0.33.0 for {TARGET}" in ran.output
+    refused = f"model-cache compile --target {TARGET} --config ./Qwen3-8B --native"
+    ran = shown.run(shown.commands("compile.md"), here, swap=swap, codes={refused: 2})
+    _, compiled, into, status, captured, native, beside = ran
+    assert native.output == native.command.output
+    for one in (compiled, into, beside):
+        assert f"compiled {NAME}: vllm==0.33.0 for {TARGET}" in one.output
     assert f"captured {NAME}" in captured.output
     assert f"{NAME} 0: intact, not used" in status.output
     modes = {name: artifacts.read(here / name).contents.build.mode for name in ("artifacts", "captured", "later")}

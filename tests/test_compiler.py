@@ -153,6 +153,7 @@ def test_the_engine_sees_the_recipe_and_nothing_of_this_machine(
     assert seen["group"], "one signal must reach all that it starts"
     assert seen["job"] == {
         "task": "compile",
+        "native": False,
         "engine": "vllm",
         "version": "0.33.0",
         "target": targets.load(TARGET).as_dict(),

@@ -64,6 +64,7 @@ def compile_model(
     drafts: Mapping[str, StrPath] | None = None,
     out: StrPath | None = None,
     into_cache_root: StrPath | None = None,
+    native: bool = False,
     capture: StrPath | None = None,
     overlap: int | None = None,
     progress: Progress | None = None,
@@ -86,6 +87,7 @@ def compile_model(
         drafts: speculative models that `serve_args` name → directory with their config.json.
         out: artifact directory to make; it must not exist, or be empty.
         into_cache_root: cache root of an engine, where the result is deployed as a wheel's content would be.
+        native: compile on the GPU that is here, with random weights; it must be the target. Never run on a GPU yet.
         capture: cache root from which to take what a real engine has left there, compiling nothing.
         overlap: bytes of memory that each engine process may take while it runs beside more urgent work, with the
             lowest priority, one at a time; None: it takes what it needs, and several run at a time.
@@ -101,8 +103,7 @@ def compile_model(
         model_cache.errors.NotFoundError: if no engine has left anything where it is to be captured.
         model_cache.errors.ModelCacheError: if the cache root cannot be written to, or takes signed wheels only.
     """
-    from hatch_model_cache.compiling import capture as capturing
-    from hatch_model_cache.compiling import compiler, delivery
+    from hatch_model_cache.compiling import delivery
     from hatch_model_cache.compiling.overlap import Bounds
     from hatch_model_cache.recipe.recipe import options
     from hatch_model_cache.scaffold import request
@@ -127,7 +128,7 @@ def compile_model(
         out=None if out is None else Path(out),
         root=None if into_cache_root is None else os.fspath(into_cache_root),
         bounds=None if overlap is None else Bounds(overlap),
-        way=compiler.CROSS if capture is None else capturing.capture(recipe, Path(capture)),
+        way=delivery.way(recipe, native=native, capture=None if capture is None else Path(capture)),
         progress=progress,
     )
     return compiled(recipe, delivered, notes)

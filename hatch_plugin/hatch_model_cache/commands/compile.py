@@ -51,6 +51,11 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
         help="compile nothing: take what a real engine, started with this command, has left there",
     )
     parser.add_argument(
+        "--native",
+        action="store_true",
+        help="compile on the GPU that is here, with random weights (never run on a GPU yet)",
+    )
+    parser.add_argument(
         "--overlap",
         type=_size,
         metavar="SIZE",
@@ -75,12 +80,12 @@ def _size(text: str) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from hatch_model_cache import api
-    from hatch_model_cache.compiling import capture, compiler, delivery, interpreter, progress
+    from hatch_model_cache.compiling import compiler, delivery, interpreter, progress
     from hatch_model_cache.compiling.overlap import Bounds
 
     recipe, notes = _recipe(arguments)
     out = _out(arguments)
-    way = compiler.CROSS if arguments.capture is None else capture.capture(recipe, arguments.capture)
+    way = delivery.way(recipe, native=arguments.native, capture=arguments.capture)
     warnings = [*recipe.warnings(), *recipe.doubts()]
     answer = {**_asked(recipe, out, arguments.into_cache_root), "notes": [*notes], "warnings": warnings}
     answer["mode"] = way.mode

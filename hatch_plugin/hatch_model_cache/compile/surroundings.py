@@ -1,4 +1,4 @@
-"""What surrounds a compile: a pretended GPU, or the real CPU that is here. The target's kind decides."""
+"""What surrounds a compile: a pretended GPU, or the real CPU or GPU that is here."""
 
 from __future__ import annotations
 
@@ -42,20 +42,26 @@ class Surroundings(Protocol):
 
 
 @contextmanager
-def surround(record: Mapping[str, Any], *, scratch: Path, engine: str) -> Iterator[Surroundings]:
+def surround(record: Mapping[str, Any], *, scratch: Path, engine: str, native: bool = False) -> Iterator[Surroundings]:
     """Be where the target is, until the block ends. Call before the engine is imported.
 
     Args:
         record: the target, as in the manifest.
         scratch: a directory for what must be a file.
         engine: what will be imported there; its parts that ask are answered too.
+        native: whether a GPU is the one that is here, and not pretended; a CPU always is.
     """
     target = targets.from_record(record)
     if isinstance(target, targets.CpuTarget):
-        from .native import native
+        from .native import native as native_cpu
 
-        with native(engine) as surroundings:
+        with native_cpu(engine) as surroundings:
             yield surroundings
+    elif native:
+        from .native.gpu import native_gpu
+
+        with native_gpu() as gpu:
+            yield gpu
     else:
         from .pretend import pretend
 

@@ -84,12 +84,13 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
         job: ``task`` ("compile", "describe" or "look-up"), ``engine`` and ``version`` (None: any known one), ``target``
             (its record), ``serve_arguments`` (what the adapter's ``parse`` takes: what follows ``vllm serve``, the
             model first), for the first two ``served_as`` and ``rank``, and for a compile ``evidence`` (None, or a
-            directory for what kernels were made from).
+            directory for what kernels were made from) and ``native`` (whether a GPU is the one that is here).
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
     progress.stage("import the engine")
-    with surround(job["target"], scratch=scratch, engine=job["engine"]) as surroundings:
+    native = job.get("native", False)
+    with surround(job["target"], scratch=scratch, engine=job["engine"], native=native) as surroundings:
         return perform(job, surroundings, progress)
 
 

@@ -8,7 +8,6 @@ engine may have run on another host, or with another driver, long ago. Nothing i
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import shutil
 import stat
@@ -16,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hatch_model_cache import cubin
 from hatch_model_cache.compiling.compiler import Way
+from hatch_model_cache.compiling.cubins import kernels
 from hatch_model_cache.recipe.recipe import Recipe
 from model_cache.errors import CompileError, NotFoundError, UsageError
 from model_cache.store import state
@@ -76,15 +75,15 @@ def _taken(root: Path, result: dict[str, Any], target: str, directory: Path) -> 
     artifacts = [_artifact(root, artifact, result["ranks"], directory, problems) for artifact in result["artifacts"]]
     if problems:
         raise CompileError(f"{target}: what lies in {printable(str(root))} cannot be captured:", problems)
-    kernels = [kernel for artifact in artifacts for kernel in _kernels(Path(artifact["path"]))]
+    found = [kernel for artifact in artifacts for kernel in kernels(Path(artifact["path"]))]
     return {
         **result,
         "artifacts": artifacts,
         "host_answers": {},  # what that host answered, and what was in no key, nobody has noted
         "unkeyed": {},
         "saved": len(artifacts),
-        "parts": len(kernels),
-        "kernels": kernels,
+        "parts": len(found),
+        "kernels": found,
         "regions": [],
         "stand_ins": [],
     }
@@ -152,22 +151,3 @@ def _copy(source: Path, destination: Path, problems: list[str]) -> None:
     after = source.lstat()
     if (before.st_mtime_ns, before.st_size, before.st_ino) != (after.st_mtime_ns, after.st_size, after.st_ino):
         problems.append(f"{printable(str(source))} changes while it is read: capture when the engine is up")
-
-
-def _kernels(path: Path) -> list[dict[str, Any]]:
-    """The kernels in an artifact, as far as their cubins speak for themselves."""
-    found = {hashlib.sha256(data).hexdigest(): data for data in cubin.embedded(path.read_bytes())}
-    return [
-        {
-            "name": name,
-            "sha256": digest,
-            "arch": cubin.architecture(data),
-            "registers": registers,
-            "spills": spills,
-            "shared": None,
-            "lineage": None,
-        }
-        for digest, data in sorted(found.items())
-        for name in [cubin.kernel_name(data)]
-        for registers, spills in [cubin.resources(data, name)]
-    ]

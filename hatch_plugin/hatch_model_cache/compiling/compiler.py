@@ -55,12 +55,14 @@ class Way:
         mode: as the manifest says it, for GPUs.
         needed: keys that the result of such a process must have.
         finish: makes of that result, the target, and the directory of the process what `compiled.collect` takes.
+        kept: variables of this process that the engine's gets too.
     """
 
     task: str
     mode: str
     needed: tuple[str, ...]
     finish: Callable[[dict[str, Any], str, Path], dict[str, Any]]
+    kept: tuple[str, ...] = ()
 
 
 CROSS = Way("compile", "cross", compiled.RESULT_KEYS, lambda result, *_: result)
@@ -259,6 +261,7 @@ def _run(
         _copy_files(source, directory / "work" / name)
     description = {
         "task": way.task,
+        "native": way.mode == "native",
         "engine": recipe.engine_name,
         "version": recipe.engine_version,
         "target": targets.load(job.target).as_dict(),
@@ -275,7 +278,8 @@ def _run(
         elif "kernel" in event:
             progress.kernel(str(job), event["kernel"])
 
-    environment = interpreter.scrubbed_environment(recipe.environment, cache, directory)
+    kept = {name: os.environ[name] for name in way.kept if name in os.environ}
+    environment = kept | interpreter.scrubbed_environment(recipe.environment, cache, directory)
     result = engine_process.run(
         python,
         description,

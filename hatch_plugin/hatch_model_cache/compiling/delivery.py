@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hatch_model_cache.compiling import capture as captured
 from hatch_model_cache.compiling import compiler
+from hatch_model_cache.compiling import native as natively
 from hatch_model_cache.compiling.compiler import CROSS, Way
 from hatch_model_cache.compiling.overlap import Bounds
 from hatch_model_cache.compiling.progress import Progress
@@ -81,6 +83,23 @@ def deliver(
         found = artifacts.read(directory)
         outcomes = () if root is None else _deploy(recipe, found, root)
     return Delivered(found.contents, out, root, outcomes)
+
+
+def way(recipe: Recipe, *, native: bool, capture: Path | None) -> Way:
+    """How the artifacts of a recipe are to come about.
+
+    Args:
+        recipe: what is wanted.
+        native: on the GPU that is here.
+        capture: by taking them from this cache root.
+
+    Raises UsageError where that cannot be, NotFoundError for a cache root without anything.
+    """
+    if native and capture is not None:
+        raise UsageError("native and capture: one compiles on the GPU that is here, the other compiles nothing")
+    if capture is not None:
+        return captured.capture(recipe, capture)
+    return natively.native(recipe) if native else CROSS
 
 
 @contextmanager
