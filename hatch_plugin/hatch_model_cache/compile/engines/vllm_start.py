@@ -228,12 +228,15 @@ def _turned_off() -> str:
 
     if envs.VLLM_DISABLE_COMPILE_CACHE:
         return "VLLM_DISABLE_COMPILE_CACHE is set: the engine looks for no cache"
+    # vllm/compilation/backends.py, VllmBackend.__call__: code_hash
+    piecewise = (
+        "its piecewise cache, whose key has the absolute paths of the engine's own files: one made here is found on no "
+        "other host"
+    )
     if not envs.VLLM_USE_AOT_COMPILE:
-        # vllm/compilation/backends.py, VllmBackend.__call__: code_hash
-        return (
-            "VLLM_USE_AOT_COMPILE is off: the engine looks for no AOT artifact, and the key of its piecewise cache has "
-            "the absolute paths of its own files, so that one made here is found on no other host"
-        )
+        return f"VLLM_USE_AOT_COMPILE is off: the engine looks for no AOT artifact, but into {piecewise}"
+    if not envs.VLLM_USE_MEGA_AOT_ARTIFACT:
+        return f"VLLM_USE_MEGA_AOT_ARTIFACT is off: what is compiled is not in the AOT artifact, but in {piecewise}"
     return ""
 
 
