@@ -449,6 +449,16 @@ def test_a_miss_with_the_change_that_takes_it_away(run: Run, engine: Callable[..
     assert "install" not in out
 
 
+def test_a_miss_that_the_plug_in_would_adopt(run: Run, engine: Callable[..., None], checked: Path) -> None:
+    engine(look_ups=[look_up(OTHER_KEY, model__model="org/finetune")])
+    command = ("--", "vllm", "serve", "org/finetune", "--max-num-seqs", "1024")
+    code, out, _ = run("--index", checked, *command, host=FOR[:2])
+    assert code == 10
+    assert "\n  the plug-in would adopt this wheel, if config.json is the wheel's" in out
+    [row] = json.loads(run("--index", checked, "--json", *command, host=FOR[:2])[1])["wheels"]
+    assert (row["standing"], row["adoptable"]) == ("miss", True)
+
+
 def test_an_engine_without_an_adapter(run: Run, engine: Callable[..., None], checked: Path) -> None:
     engine(error="vllm 9.9 is not known to this release; known: 0.33.0", unknown=True)
     code, out, _ = run("--index", checked, *COMMAND, host=FOR[:2])

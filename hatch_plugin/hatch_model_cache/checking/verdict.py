@@ -18,6 +18,9 @@ from model_cache.machine import fit
 from model_cache.machine.cpu import Compiler, Cpu
 from model_cache.wheel.manifest import Entry, GpuRecord, Manifest
 
+ADOPTABLE = "the plug-in would adopt this wheel, if config.json is the wheel's (MODEL_CACHE_ADOPT)"
+"""What is told of a miss that is adoptable."""
+
 
 class Answer(Enum):
     """What would happen; the value is the exit code."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from hatch_model_cache import probe, targets
 from hatch_model_cache.checking import check
-from hatch_model_cache.checking.verdict import Answer, Verdict, judge
+from hatch_model_cache.checking.verdict import ADOPTABLE, Answer, Verdict, judge
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compiling import engine_process, interpreter, progress
 from model_cache.console import Parser, print_json
@@ -32,8 +32,6 @@ Let the installed engine compute what it would look for if it were started with
 exactly this command and environment, and compare that with the manifests, value
 by value. Nothing is compiled, and no GPU memory is used. With a recipe's directory
 instead of a command: what it leaves to defaults that depend on the GPU."""
-
-_ADOPTABLE = "the plug-in would adopt this wheel, if config.json is the wheel's (MODEL_CACHE_ADOPT)"
 
 _EPILOG = """\
 exit codes:
@@ -190,7 +188,7 @@ def _tell(arguments: argparse.Namespace, verdicts: Sequence[Verdict], problem: s
         for reason in verdict.reasons:
             sys.stdout.write(f"  {reason}\n")
         if verdict.adoptable:
-            sys.stdout.write(f"  {_ADOPTABLE}\n")
+            sys.stdout.write(f"  {ADOPTABLE}\n")
     return answer.value
 
 

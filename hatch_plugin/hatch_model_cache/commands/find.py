@@ -183,7 +183,7 @@ def _by_command(arguments: argparse.Namespace, command: Command) -> Judge:
 
     def judge(manifest: Any) -> Judgement:
         found = verdict.judge(manifest, seen, rules)
-        return Judgement(Standing(str(found.answer)), tuple(map(str, found.reasons)))
+        return Judgement(Standing(str(found.answer)), tuple(map(str, found.reasons)), found.adoptable)
 
     return judge
 
@@ -241,12 +241,15 @@ def _code(ranked: Sequence[Judged], offers: Offers, failures: Sequence[ModelCach
 def _told(
     arguments: argparse.Namespace, ranked: Sequence[Judged], offers: Offers, failures: Sequence[ModelCacheError]
 ) -> list[str]:
+    from hatch_model_cache.checking.verdict import ADOPTABLE
+
     lines = []
     for one in ranked:
         manifest = one.offer.manifest
         against = "" if one.usable or str(one.standing) not in ("hit", "fits") else ", but may not be used"
         lines.append(f"{one.standing}{against}: {manifest.name} {manifest.version} ({one.offer.source})")
         lines += [f"  {reason}" for reason in one.reasons]
+        lines += [f"  {ADOPTABLE}"] if one.adoptable else []
     lines += [_unread(one) for one in offers.unread]
     lines += [f"not asked: {line}" for error in failures for line in [error.message, *error.problems]]
     if ranked and ranked[0].usable:
@@ -290,6 +293,7 @@ def _row(one: Judged) -> dict[str, object]:
         "standing": str(one.standing),
         "usable": one.usable,
         "reasons": list(one.reasons),
+        "adoptable": one.adoptable,
         "source": offer.source,
         "file": offer.file,
         "url": offer.url,

@@ -35,20 +35,25 @@ class Standing(Enum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """standing, and every reason against the best one."""
+    """standing, and every reason against the best one. adoptable: see `checking.verdict.Verdict`."""
 
     standing: Standing
     reasons: tuple[str, ...]
+    adoptable: bool = False
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An offer and what is thought of it. usable: it may be installed here, and would help."""
+    """An offer and what is thought of it. usable: it may be installed here, and would help.
+
+    adoptable: it would help, too, if config.json is the wheel's; and it may be installed here.
+    """
 
     offer: Offer
     standing: Standing
     reasons: tuple[str, ...]
     usable: bool
+    adoptable: bool = False
 
 
 Judge = Callable[[Manifest], Judgement]
@@ -98,7 +103,7 @@ def _judge(offer: Offer, judge: Judge, trust: Trust) -> Judged:
     found = judge(offer.manifest)
     against = [reason for reason in (_distrusted(offer, trust), _yanked(offer)) if reason]
     usable = found.standing in (Standing.HIT, Standing.FITS) and not against
-    return Judged(offer, found.standing, (*found.reasons, *against), usable)
+    return Judged(offer, found.standing, (*found.reasons, *against), usable, found.adoptable and not against)
 
 
 def _distrusted(offer: Offer, trust: Trust) -> str | None:
