@@ -64,15 +64,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(home: Path, url: str, *command: str | Path) -> Iterator[None]:
-    """A server that answers at `url` while the context lasts."""
+def server(home: Path, url: str, *command: str | Path, seconds: int = 60, **changes: str) -> Iterator[None]:
+    """A server that answers at `url` while the context lasts. seconds: that it has until then."""
     home.mkdir(parents=True, exist_ok=True)
     with (home / "server.log").open("wb") as log:
         running = subprocess.Popen(
-            [str(part) for part in command], cwd=home, env=environment(home), stdout=log, stderr=log
+            [str(part) for part in command], cwd=home, env=environment(home, **changes), stdout=log, stderr=log
         )
     try:
-        for _ in range(600):
+        for _ in range(10 * seconds):
             try:
                 urllib.request.urlopen(url, timeout=5).close()
                 break

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import shown
 from engine import cpu_hosts
 from engine.hosts import Host
 
@@ -40,11 +42,41 @@ def _interpreter(engine: str, variable: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def cpu_wheel(cpu_engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny Llama, compiled for this machine's CPU; MODEL_CACHE_TEST_CPU_WHEEL names one that is there already."""
+def cpu_example(
+    cpu_engine_python: str, own_wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[shown.Ran]]:
+    """The wheel of examples/llama-tiny-cpu, built for this machine's CPU as docs/guides/cpu.md shows it; what the
+    commands have printed."""
+    clone = tmp_path_factory.mktemp("cpu") / "clone"
+    project = clone / "examples/llama-tiny-cpu"
+    shutil.copytree(ROOT / "examples/llama-tiny-cpu", project)
+    recipe = project / "pyproject.toml"
+    recipe.write_text(recipe.read_text().replace("x86-64-avx512", cpu_hosts.here()))
+    ran = shown.run(
+        shown.commands(
+            "cpu.md",
+            "model-cache targets probe",
+            "export MODEL_CACHE_PYTHON",
+            "cd examples/llama-tiny-cpu",
+            "model-cache compile",
+            "python -m build --wheel",
+        ),
+        clone,
+        swap={"/path/to/the/engines/python": cpu_engine_python},
+        HOME=os.environ["HOME"],
+        PIP_FIND_LINKS=str(own_wheel.parent),
+    )
+    [wheel] = (project / "dist").iterdir()
+    return wheel, ran
+
+
+@pytest.fixture(scope="session")
+def cpu_wheel(request: pytest.FixtureRequest) -> Path:
+    """The wheel of `cpu_example`; MODEL_CACHE_TEST_CPU_WHEEL names one that is there already."""
     if ready := os.environ.get(CPU_WHEEL):
         return Path(ready)
-    return cpu_hosts.compile_wheel(cpu_engine_python, MODELS / "llama-tiny", tmp_path_factory.mktemp("cpu") / "recipe")
+    wheel: Path = request.getfixturevalue("cpu_example")[0]
+    return wheel
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from engine.cpu_hosts import MODEL, CpuHost, make_host, write_weights
-from engine.cpu_lines import Line, ask
+import shown
+from engine.cpu_hosts import MODEL, CpuHost, here, make_host, write_weights
+from engine.cpu_lines import Line, ask, environment
 from model_cache.engine.lookups import CACHE
 
 pytestmark = pytest.mark.engine
@@ -66,6 +68,24 @@ def test_other_weights_are_adopted_and_answer_as_a_cold_start_does(host: CpuHost
     [other] = {found["key"] for found in wheel["looked_up"] if not found["adopted"]}
     objects = [{path.name for path in place.rglob("*.so")} for place in (root / adopted, root / CACHE / other)]
     assert objects[0] == objects[1] != set(), "no kernel was compiled besides those of the wheel"
+    [status] = shown.run(
+        shown.commands("hits-and-misses.md", "model-cache status"), host.work, **environment(host, root)
+    )
+    assert plain(status.output) == plain(status.command.output or "")
+
+
+def test_a_check_beforehand_names_the_flag(host: CpuHost) -> None:
+    """docs/guides/hits-and-misses.md"""
+    variables = environment(host, host.place / "not-there") | {"MODEL_CACHE_PYTHON": str(host.python)}
+    [command] = shown.commands("hits-and-misses.md", "model-cache check")
+    [checked] = shown.run([command], host.work, codes={command.text: 10}, **variables)
+    assert plain(checked.output) == plain(command.output or "")
+
+
+def plain(text: str) -> str:
+    """Without what differs from run to run, and for the CPU that is here."""
+    text = text.replace("x86-64-avx512", here())
+    return re.sub(r"\([0-9a-f]{12}…\)", "(KEY…)", re.sub(r" in [\d.]+ s", " in SECONDS", text))
 
 
 def test_a_difference_in_the_config_is_no_adoption(host: CpuHost) -> None:

@@ -77,7 +77,7 @@ def instructions(shared: Path) -> Iterator[str]:
 
 def test_the_keys_are_equal(real: Path, shipped: Path) -> None:
     assert len(keys(real)) == 1
-    assert keys(real) == keys(shipped)
+    assert keys(real) < keys(shipped), "the wheel is for other names, too"
 
 
 def test_the_kernels_have_the_same_sources(real: Path, shipped: Path) -> None:

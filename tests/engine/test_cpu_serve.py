@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
-from engine.cpu_hosts import MODEL, CpuHost, Outcome, Start, make_host, write_weights
+import shown
+from engine.cpu_hosts import MODEL, SERVE_ARGS, CpuHost, Outcome, Start, here, make_host, write_weights
+from engine.cpu_lines import environment
+from package_indexes import free_port, server
 
 pytestmark = pytest.mark.engine
 
@@ -142,7 +147,6 @@ def test_another_user_with_a_read_only_root_hits_through_an_overlay(host: CpuHos
     assert done.returncode == 0, done.stderr
     for path in (*image.rglob("*"), image):
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
-    shutil.copytree(host.place / "cold/modelinfos", scratch / "modelinfos")
     nobody = ("unshare", "--user", "--map-user=65534", "--")
     [outcome] = host.starts(Start("nobody", scratch, {**MUST_LOAD, "HOME": "/nonexistent"}), prefix=nobody)
     assert outcome.tokens == cold.tokens
@@ -151,3 +155,39 @@ def test_another_user_with_a_read_only_root_hits_through_an_overlay(host: CpuHos
         :1
     ]
     assert os.path.realpath(entry / "rank_0_0/model").startswith(str(image))
+
+
+class TestTheGuide:
+    """docs/guides/cpu.md"""
+
+    @pytest.fixture
+    def variables(self, host: CpuHost, own_wheel: Path, cpu_wheel: Path) -> dict[str, str]:
+        """A reader's; pip is told where the wheels and the engine's environment are."""
+        whole = environment(host, fresh(host, "as-shown"))
+        whole["PATH"] = f"{host.python.parent}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        links = f"{own_wheel.parent} {cpu_wheel.parent}"
+        return whole | {"PIP_PYTHON": str(host.python), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": links}
+
+    def test_what_the_commands_of_a_build_print(self, cpu_example: tuple[Path, list[shown.Ran]]) -> None:
+        printed = {ran.command.text: (ran.output, ran.command.output) for ran in cpu_example[1]}
+        told = {text: found for text, found in printed.items() if found[1]}
+        assert len(told) == 2
+        for text, (output, expected) in told.items():
+            assert output == (expected or "").replace("x86-64-avx512", here()), text
+
+    def test_a_server_as_always(self, host: CpuHost, cold: Outcome, variables: dict[str, str]) -> None:
+        install, serve = shown.commands("cpu.md", "pip install", "python -m vllm")
+        wheel = {"x86-64-avx512": here()}
+        shown.run([install], host.work, swap=wheel, **variables)
+        port = free_port()
+        arguments = shlex.join([*SERVE_ARGS, "--skip-tokenizer-init", "--port", str(port)])
+        words = shlex.split(serve.text.replace("…", arguments), comments=True)
+        must_load = variables | MUST_LOAD
+        with server(host.work, f"http://127.0.0.1:{port}/health", *words, seconds=300, **must_load):
+            log = (host.work / "server.log").read_text()
+        assert "model-cache: hit backbone rank 0_0 in" in log
+
+        [refused] = shown.commands("cpu.md", "ATEN_CPU_CAPABILITY=avx2")
+        [told] = shown.run([refused], host.work, swap=wheel, codes={refused.text: 4}, **variables)
+        if here() == "x86-64-avx512":
+            assert told.output == refused.output
