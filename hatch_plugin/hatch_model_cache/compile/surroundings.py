@@ -17,12 +17,14 @@ class Surroundings(Protocol):
     """What an adapter needs of it.
 
     Attributes:
+        kind: of the target.
         patches: what was replaced.
         log: what was asked and made up.
         count: how many devices the engine sees.
         mode: what the engine runs in.
     """
 
+    kind: str
     patches: Patches
     count: int
 
@@ -65,5 +67,5 @@ def surround(record: Mapping[str, Any], *, scratch: Path, engine: str, native: b
     else:
         from .pretend import pretend
 
-        with pretend(target, scratch=scratch) as pretence:
+        with pretend(target, scratch=scratch, engine=engine) as pretence:
             yield pretence

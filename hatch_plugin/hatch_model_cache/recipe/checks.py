@@ -205,24 +205,28 @@ class _Checker:
         if engine is None:
             return  # reported already
         name, _, version = engine.partition("==")
-        known = engines.adapter(name).VERSIONS
-        if version not in known:
-            versions = ", ".join(f"{name}=={known_version}" for known_version in sorted(known))
+        if version not in engines.adapter(name).VERSIONS:
+            versions = ", ".join(engines.known(name))
             self.problem("engine", f"{engine!r} is not known to this release, which knows {versions}.")
 
     def kinds(self, engine: str | None, names: tuple[str, ...]) -> None:
         """An engine runs on GPUs or on CPUs; and native code can be built for the one CPU that is there."""
         kinds = {name: targets.load(name).kind for name in names}
-        wanted: str | None = engines.adapter(engine.partition("==")[0]).KIND if engine else None
+        own, _, version = (engine or "").partition("==")
+        wanted = engines.kinds(own, version) if engine else ()
         for name, kind in kinds.items():
-            if wanted and kind != wanted:
-                others = ", ".join(other for other in engines.NAMES if kind == engines.adapter(other).KIND)
+            if wanted and kind not in wanted:
+                others = dict.fromkeys(
+                    other if other.startswith(f"{own}==") else other.partition("==")[0]
+                    for other in engines.known()
+                    if kind in engines.kinds(*other.split("=="))
+                )
                 self.problem(
                     "targets",
-                    f"{name!r} is a {kind.upper()}, and {engine} runs on {wanted.upper()}s: "
-                    f"give a {wanted.upper()}, or another engine ({others}).",
+                    f"{name!r} is a {kind.upper()}, and {engine} runs on {wanted[0].upper()}s: "
+                    f"give a {wanted[0].upper()}, or another engine ({', '.join(others)}).",
                 )
-        if not wanted and len(set(kinds.values())) > 1:
+        if len(wanted) != 1 and len(set(kinds.values())) > 1:
             self.problem("targets", "holds GPUs and CPUs, which are built for on different machines: make two recipes.")
         if list(kinds.values()).count("cpu") > 1:
             self.problem(

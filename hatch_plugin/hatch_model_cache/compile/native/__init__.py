@@ -23,8 +23,10 @@ class Native:
     """One CPU.
 
     Attributes:
-        patches, log, count, mode: as `surroundings.Surroundings` says; the engine runs in no mode of ours.
+        kind, patches, log, count, mode: as `surroundings.Surroundings` says; the engine runs in no mode of ours.
     """
+
+    kind = "cpu"
 
     def __init__(self) -> None:
         self.patches = Patches()

@@ -19,9 +19,11 @@ class NativeGpu:
     """One GPU, seen by the engine as always.
 
     Attributes:
-        patches, log, count, mode: as `surroundings.Surroundings` says. Nothing is noted in the log: kernels go to the
-            real driver, and are found in the artifacts.
+        kind, patches, log, count, mode: as `surroundings.Surroundings` says. Nothing is noted in the log: kernels go to
+            the real driver, and are found in the artifacts.
     """
+
+    kind = "gpu"
 
     def __init__(self) -> None:
         self.patches = Patches()

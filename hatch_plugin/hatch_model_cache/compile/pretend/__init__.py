@@ -5,8 +5,8 @@ One module per asker. Every replaced attribute carries its reason and the versio
 process has loaded, torch's no-op device guard, and what modules imported meanwhile took for themselves (torch._dynamo's
 ``CudaInterface`` has the answers of its first pretence). So a process pretends one target.
 
-The answers must be there before the questions, and the questions come in three waves, hence the three methods of
-`Pretence`; `pretend` calls the first two.
+The answers must be there before the questions, and vLLM's come in three waves, hence three methods of `Pretence`;
+`pretend` calls the first two. A program without an engine asks in two: `before_program` is its second.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from . import (
     humming,
     inductor,
     libcuda,
+    libcudart,
     model_loading,
     nvml,
     parameters,
@@ -44,6 +45,8 @@ class Pretence:
         patches: what was replaced.
         mode: the dispatch mode in which tensors on the GPU are fake; set by `before_engine_import`.
     """
+
+    kind = "gpu"
 
     def __init__(self, target: Target, count: int = 1) -> None:
         self.device = Device(target, count)
@@ -82,7 +85,10 @@ class Pretence:
         distributed.install(self.patches)
 
     def before_program(self) -> None:
-        """Nothing is left to answer for."""
+        """Answer for Triton and Inductor to a plain module that is compiled without an engine around it."""
+        libcudart.check()
+        triton_driver.install(self.patches, self.device)
+        inductor.install(self.patches, self.device)
 
     def before_worker(self) -> None:
         """Answer for the model loader. Call when the engine's configuration is made and its worker is not."""
@@ -103,13 +109,19 @@ class Pretence:
 
 
 @contextmanager
-def pretend(target: Target, *, scratch: Path, count: int = 1) -> Iterator[Pretence]:
-    """Be `count` GPUs of `target` for torch, Triton, NVML and vLLM, until the block ends."""
+def pretend(target: Target, *, scratch: Path, count: int = 1, engine: str = "vllm") -> Iterator[Pretence]:
+    """Be `count` GPUs of `target` for torch, Triton, NVML and vLLM, until the block ends.
+
+    engine: what will be imported; of ``"torch"`` nothing of vLLM is answered for.
+    """
     pretence = Pretence(target, count)
     try:
+        if engine == "torch":
+            libcudart.install(scratch, target)
         pretence.before_engine_import(scratch)
-        pretence.before_platform()
-        model_loading.install_inspection(pretence.patches)
+        if engine != "torch":
+            pretence.before_platform()
+            model_loading.install_inspection(pretence.patches)
         yield pretence
     finally:
         pretence.close()

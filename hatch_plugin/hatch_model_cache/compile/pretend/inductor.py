@@ -22,13 +22,16 @@ def install(patches: Patches, device: Device) -> None:
     import torch._inductor.runtime.static_triton_launcher as launcher
     import torch._inductor.scheduler as scheduler
 
+    # torch 2.11.0 keeps the kernel and never unloads it, later ones its module too
+    handles = (1, 1) if hasattr(launcher.StaticallyLaunchedCudaKernel, "close") else (1,)
+
     class Driver:
         """Stands for ``torch._C._StaticCudaLauncher``."""
 
         @staticmethod
-        def _load_kernel(path: str, name: str, shared: int, index: int) -> tuple[int, int, int, int]:
+        def _load_kernel(path: str, name: str, shared: int, index: int) -> tuple[int, ...]:
             registers, spills = device.load(Path(path).read_bytes(), name, shared)
-            return 1, 1, registers, spills
+            return *handles, registers, spills
 
         @staticmethod
         def _unload_kernel(module: int) -> None:
@@ -81,7 +84,36 @@ def install(patches: Patches, device: Device) -> None:
             return False
 
     patches.set(pad_mm, "_should_pad", never_when_timed, why="times padded against unpadded matmuls", checked=CHECKED)
+    _constants_on_cpu(patches)
     _same_bytes(patches)
+
+
+def _constants_on_cpu(patches: Patches) -> None:
+    """Inductor makes tensors of one element on the GPU to learn the values of constants, with every mode turned off."""
+    import torch
+    import torch._inductor.fx_passes.joint_graph as joint_graph
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_map
+
+    class OnCpu(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            args, kwargs = tree_map(_on_cpu, (args, kwargs or {}))
+            return func(*args, **kwargs)
+
+    def _on_cpu(x: Any) -> Any:
+        return torch.device("cpu") if isinstance(x, torch.device) and x.type == "cuda" else x
+
+    class Folder(joint_graph.UniformValueConstantFolder):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            with OnCpu():
+                super().__init__(*args, **kwargs)
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            with OnCpu():
+                return super().run(*args, **kwargs)
+
+    why = "runs on the GPU; only the values are used"
+    patches.set(joint_graph, "UniformValueConstantFolder", Folder, why=why, checked=CHECKED)
 
 
 def _same_bytes(patches: Patches) -> None:

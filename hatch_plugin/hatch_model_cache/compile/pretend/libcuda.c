@@ -1,5 +1,5 @@
 /* Stand-in for libcuda.so.1 on a machine without the NVIDIA driver: extension modules that name it can be loaded.
- * Every function answers CUDA_ERROR_NO_DEVICE (100), as the driver does on a machine without a GPU.
+ * Every function but the last answers CUDA_ERROR_NO_DEVICE (100), as the driver does on a machine without a GPU.
  * The list: the symbols that vllm 0.33.0's and its dependencies' modules bind at load time. */
 #define NO_DEVICE(name) int name(void) { return 100; }
 NO_DEVICE(cuInit)
@@ -33,3 +33,5 @@ NO_DEVICE(cuMemGetAllocationGranularity)
 NO_DEVICE(cuMemAddressReserve)
 NO_DEVICE(cuMemAddressFree)
 NO_DEVICE(cuTensorMapEncodeTiled)
+/* Asked by torch's device guard before it selects a GPU (c10/cuda): there is no context yet, so it selects none. */
+int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active) { return *active = 0; }

@@ -21,13 +21,30 @@ def install(directory: Path) -> None:
     Raises:
         RuntimeError: if there is no C compiler or it fails.
     """
+    load(Path(__file__).with_name("libcuda.c"), directory / SONAME)
+
+
+def load(source: Path, library: Path, *options: str) -> None:
+    """Build a library with the C compiler, for what is loaded after it to bind to.
+
+    Raises:
+        RuntimeError: if there is no C compiler or it fails.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise RuntimeError("no C compiler (cc, gcc or clang) on PATH: it builds the stand-in of libcuda")
-    library = directory / SONAME
-    source = Path(__file__).with_name("libcuda.c")
-    command = [compiler, "-w", "-shared", "-fPIC", f"-Wl,-soname,{SONAME}", "-o", str(library), str(source)]
+        raise RuntimeError(f"no C compiler (cc, gcc or clang) on PATH: it builds the stand-in of {source.stem}")
+    command = [
+        compiler,
+        "-w",
+        "-shared",
+        "-fPIC",
+        f"-Wl,-soname,{library.name}",
+        *options,
+        "-o",
+        str(library),
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"building the stand-in of libcuda failed: {done.stderr.strip()[-300:]}")
+        raise RuntimeError(f"building the stand-in of {source.stem} failed: {done.stderr.strip()[-300:]}")
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
