@@ -63,6 +63,12 @@ def blocks(page: str, language: str) -> list[str]:
     return [body for _, of, body in _fenced(page) if of == language]
 
 
+def logged(page: str) -> list[str]:
+    """The lines of an engine's log that a page shows, unfolded, without the name before them."""
+    logs = [body for body in blocks(page, "") if body.startswith("model-cache: ")]
+    return [" ".join(line.split("\n")) for body in logs for line in body.strip()[13:].split("\nmodel-cache: ")]
+
+
 def commands(page: str, *beginnings: str) -> list[Command]:
     """All commands of a page, in their order; or for each beginning the one that begins so."""
     everything = _commands(page)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import shown
 from factories import A100, H100, MODEL, NAME, files_of, install, make_engine, make_host, make_wheel, run, sha
 from fakes.fake_running import FakeRunning, key
 from hatch_model_cache.compile import engines
@@ -304,6 +305,14 @@ def test_untied_embeddings_and_other_flags_are_differences(tmp_path: Path, runni
     with Root.open(str(tmp_path / "root")) as opened:
         told = list(status.lines(status.report(opened)[0]))
     assert any("max-num-seqs 256 here, 1024" in line for line in told)
+
+
+def test_the_miss_that_the_guide_shows(tmp_path: Path, running: FakeRunning, log: Log) -> None:
+    running.factors |= NAMES | {"scheduler.max_num_seqs": "8"}
+    (tmp_path / "root").mkdir()
+    assert start(tmp_path / "root", running, log) is None
+    [expected] = [line for line in shown.logged("hits-and-misses.md") if line.startswith("miss ")]
+    assert log.lines == [expected.replace(" 16 in model-cache-llama-tiny-x86-64-avx512", f" 1024 in {NAME}")]
 
 
 def test_a_wheel_for_another_model_is_only_named(tmp_path: Path, running: FakeRunning, log: Log) -> None:

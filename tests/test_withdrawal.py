@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import shown
 from factories import (
     ENTRY_ONE,
     ENTRY_TWO,
@@ -123,6 +124,16 @@ def test_a_revoked_signer_s_entries_are_out_of_the_way_at_the_next_start_and_com
         f"was deployed is in {where}; files that are not ours stay: {ENTRY_ONE}/inductor_cache/x"
     )
     assert said[-1] == line
+    [in_the_guide] = shown.logged("trust-and-faults.md")
+    here = {
+        "/cache": str(fleet.root),
+        "459a01849b0fa6ed": fleet.key[:16],
+        "3306237b…": where[-64:],
+        "model-cache-…": NAME,
+    }
+    for there, name in here.items():
+        in_the_guide = in_the_guide.replace(there, name)
+    assert line.startswith(in_the_guide)
     assert len(said) == (2 if installed else 1)
     blobs = {path.read_bytes() for path in Path(where).rglob("blobs/*/*")}
     assert blobs == {data for files in CONTENTS.values() for data in files.values()}

