@@ -46,6 +46,8 @@ def test_every_command_is_run_by_a_test(page: str) -> None:
 
 
 def test_the_pages_have_commands() -> None:
+    for page, path in shown.PAGES.items():
+        assert not re.search(r"^```(bash|shell)", path.read_text("utf-8"), re.MULTILINE), f"{page}: write ```sh"
     assert {"README.md", "cpu.md", "publish.md"} < {page for page in shown.PAGES if shown.commands(page)}
     assert len(shown.commands("README.md")) > 20
 
