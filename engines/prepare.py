@@ -6,6 +6,8 @@ The pins, engines/<name>.txt, come from engines/<name>.in:
 
     uv pip compile --no-header --no-annotate --python-version 3.11 engines/<name>.in -o engines/<name>.txt
 
+with the Python of `PYTHONS` where a name is listed there.
+
 vllm 0.33.0's own requirements resolve cuda-python to 12.6, whose files overwrite those of cuda-bindings 13 and break
 `import flashinfer`; the .in file therefore asks for cuda-python>=13.
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +29,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STAMP = "pins.sha256"
+PYTHONS = {"torch-2.11.0": "3.12"}
+"""Environments of another Python than the one that runs this: GPU hosts have this torch with that Python."""
+
 _LOCAL = re.compile(r"^[\w.-]+==\S+\+\S+$", re.MULTILINE)
 """A pin with a local version, as torch==2.13.0+cpu."""
 
@@ -45,7 +51,8 @@ def prepare(name: str, into: Path) -> Path:
     into.parent.mkdir(parents=True, exist_ok=True)
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    subprocess.run([uv, "venv", "--quiet", "--python", version, str(into)], check=True)
+    chosen = _interpreter(PYTHONS[name]) if name in PYTHONS else version
+    subprocess.run([uv, "venv", "--quiet", "--python", chosen, str(into)], check=True)
     if local := _LOCAL.findall(pins.read_text("utf-8")):
         _with_pip(pins, python, local)
     else:
@@ -53,6 +60,18 @@ def prepare(name: str, into: Path) -> Path:
         subprocess.run(command, check=True)
     stamp.write_text(digest)
     return python
+
+
+def _interpreter(version: str) -> str:
+    """An interpreter of a version, as uv takes it: what is on the PATH, pyenv's too; else uv looks for one itself."""
+    command = [f"python{version}", "-c", "import sys; print(sys.executable)"]
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, "PYENV_VERSION": version}, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return version
+    return done.stdout.strip()
 
 
 def _with_pip(pins: Path, python: Path, local: list[str]) -> None:
