@@ -72,9 +72,13 @@ def identities(name: str, config: Any) -> list[dict[str, str | None]]:
 
     asked: dict[str, tuple[str, str | None]] = {"model": (name, config.model_config.revision)}
     draft = getattr(config.speculative_config, "draft_model_config", None)
-    if draft is not None:
-        asked["speculative.draft_model_config"] = (draft.model, draft.revision)
     named = _of_object_store(name) or {"model.model": name}
+    if draft is not None:
+        own = draft.model == config.model_config.model  # a head in the model's own checkpoint: MTP
+        asked["speculative.draft_model_config"] = (name if own else draft.model, draft.revision)
+        named |= {
+            factor.replace("model", "speculative.draft_model_config", 1): named[factor] for factor in named if own
+        }
     without_hub = {**named, **{f"{part}.revision": revision for part, (_, revision) in asked.items()}}
     with_hub = without_hub | {
         f"{part}.revision": DEFAULT_REVISION
