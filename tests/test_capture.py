@@ -6,6 +6,7 @@ fakes/fake_engine.py names the keys; what lies in the cache root is written here
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -138,8 +139,16 @@ def another_gpu(root: Path) -> None:
     (entry(root) / "rank_0_0/model").write_bytes(fake_engine.artifact("a100-sxm4-80gb"))
 
 
+def another_python(root: Path) -> None:
+    (entry(root) / "rank_0_0/model").write_bytes(fake_engine.artifact(TARGET, python="3.11.9"))
+
+
 def no_kernel(root: Path) -> None:
-    (entry(root) / "rank_0_0/model").write_bytes(b"\x80\x04N.")
+    (entry(root) / "rank_0_0/model").write_bytes(pickle.dumps({"python_version": "3.11.7"}))
+
+
+def no_pickle(root: Path) -> None:
+    (entry(root) / "rank_0_0/model").write_bytes(b"\x80\x04h")
 
 
 def a_poisoned_pickle(root: Path) -> None:
@@ -161,7 +170,9 @@ def another_command(root: Path) -> None:
         (a_linked_rank, "rank_0_0 is a link"),
         (a_stranger, "notes.txt is no file of this engine"),
         (another_gpu, "1 kernels are for sm_80, the target is sm_90a"),
+        (another_python, "was compiled by Python 3.11.9, the engine here has 3.11.7"),
         (no_kernel, "no GPU kernel in the artifact"),
+        (no_pickle, "was compiled by no Python that it names"),
         (a_poisoned_pickle, "would import os.system"),
         (another_command, f"There is {'ab' * 32} (no rank; 0 B); {'cd' * 32} (0_0; "),
     ],
@@ -174,6 +185,14 @@ def test_what_is_not_whole_or_not_this_is_refused(
         captured(recipe, root, tmp_path / "out")
     assert said in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_of_many_entries_some_are_listed(recipe: Recipe, root: Path, tmp_path: Path) -> None:
+    another_command(root)
+    for number in range(30):
+        (root / ENTRIES / f"{number:064x}").mkdir()
+    with pytest.raises(CompileError, match="; and 12 more: give the command"):
+        captured(recipe, root, tmp_path / "out")
 
 
 def test_several_ranks_of_one_entry(tmp_path: Path, root: Path) -> None:

@@ -52,10 +52,10 @@ def key_of(target: str, prefix: str, name: str) -> str:
     return hashlib.sha256(f"{target} {prefix} {name}".encode()).hexdigest()
 
 
-def artifact(target: str, note: str = "") -> bytes:
+def artifact(target: str, note: str = "", python: str = ENGINE["python"]) -> bytes:
     """A made-up artifact, a pickle as the engine's is, with one real kernel for `target`."""
     kernel = (CUBINS / f"{ARCHS[target]}-ptxas.cubin").read_bytes()
-    return pickle.dumps([b"made-up artifact " + note.encode(), kernel])
+    return pickle.dumps([b"made-up artifact " + note.encode(), kernel, {"python_version": python}])
 
 
 def describe(job: Mapping[str, Any], cache: Path) -> dict[str, Any]:

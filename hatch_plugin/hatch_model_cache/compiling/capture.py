@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickletools
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ ENTRIES = "torch_compile_cache/torch_aot_compile"
 """Where vLLM's AOT entries lie below its cache root (`compile.engines.vllm_start.AOT`)."""
 
 _FILE = "model"
+_SHOWN = 20
+"""Of many entries in a cache root, how many are listed."""
+
 _BESIDE = frozenset({"inductor_cache"})
 """Directories that the engine makes in an entry at every start; with mega artifacts nothing in there is needed."""
 
@@ -72,7 +76,8 @@ def _taken(root: Path, result: dict[str, Any], target: str, directory: Path) -> 
     Raises CompileError with everything that is wrong with them.
     """
     problems: list[str] = []
-    artifacts = [_artifact(root, artifact, result["ranks"], directory, problems) for artifact in result["artifacts"]]
+    ranks, python = result["ranks"], result["engine"]["python"]
+    artifacts = [_artifact(root, artifact, ranks, python, directory, problems) for artifact in result["artifacts"]]
     if problems:
         raise CompileError(f"{target}: what lies in {printable(str(root))} cannot be captured:", problems)
     found = [kernel for artifact in artifacts for kernel in kernels(Path(artifact["path"]))]
@@ -90,9 +95,12 @@ def _taken(root: Path, result: dict[str, Any], target: str, directory: Path) -> 
 
 
 def _artifact(
-    root: Path, artifact: Mapping[str, Any], ranks: int, directory: Path, problems: list[str]
+    root: Path, artifact: Mapping[str, Any], ranks: int, python: str, directory: Path, problems: list[str]
 ) -> dict[str, Any]:
-    """An artifact, its file copied to where a compile would have left it; `ranks` look for it. Adds to `problems`."""
+    """An artifact, its file copied to where a compile would have left it. Adds to `problems`.
+
+    ranks: how many look for it; python: the engine's, which no key holds.
+    """
     rank = Path(artifact["path"]).parent.name
     keys = list(dict.fromkeys(key["directory"] for key in artifact["keys"]))
     # a Hub id has two keys, and an engine may have left something under each: what is whole comes first
@@ -108,12 +116,16 @@ def _artifact(
     if not wrong:
         path.parent.mkdir(parents=True, exist_ok=True)
         _copy(root / found / rank / _FILE, path, problems)
+        if (made_by := python_of(path.read_bytes())) != python:
+            who = f"by Python {made_by}" if made_by else "by no Python that it names"
+            problems.append(f"{artifact['prefix']}: {found}/{rank} was compiled {who}, the engine here has {python}")
     return {**artifact, "path": str(path)}
 
 
 def _nothing(root: Path, prefix: str, keys: Sequence[str]) -> str:
     wanted = " or ".join(key.rpartition("/")[2] for key in keys)
-    there = "; ".join(f"{key} ({words})" for key, words in entries(root).items())
+    found = [f"{key} ({words})" for key, words in entries(root).items()]
+    there = "; ".join(found[:_SHOWN]) + (f"; and {len(found) - _SHOWN} more" if found[_SHOWN:] else "")
     return (
         f"{prefix}: with this command and environment the engine looks for {wanted}. There is {there}: give the "
         "command and the variables (--env) that it was started with"
@@ -151,3 +163,26 @@ def _copy(source: Path, destination: Path, problems: list[str]) -> None:
     after = source.lstat()
     if (before.st_mtime_ns, before.st_size, before.st_ino) != (after.st_mtime_ns, after.st_size, after.st_ino):
         problems.append(f"{printable(str(source))} changes while it is read: capture when the engine is up")
+
+
+def python_of(data: bytes) -> str | None:
+    """The exact Python that has compiled an artifact, as torch notes it there for its own check when it loads it.
+
+    ``torch._dynamo.package.SystemInfo`` (torch 2.14.0) is pickled with the artifact: the value after the name of its
+    field is read from the opcodes. None if there is none.
+    """
+    memo: list[object] = []
+    value: object = None
+    named = False
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name == "MEMOIZE":
+                memo.append(value)
+                continue
+            value = memo[int(str(argument))] if opcode.name in ("BINGET", "LONG_BINGET") else argument
+            if named:
+                return value if isinstance(value, str) else None
+            named = value == "python_version"
+    except (ValueError, IndexError, TypeError):  # no pickle
+        return None
+    return None

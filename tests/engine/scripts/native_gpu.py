@@ -1,4 +1,4 @@
-"""A compile in the surroundings of a real GPU, by vLLM for CPUs, since there is no GPU. Run by the engine's interpreter.
+"""A compile in the surroundings of a real GPU, by vLLM for CPUs, since there is none. Run by the engine's interpreter.
 
     python native_gpu.py DIRECTORY
 
