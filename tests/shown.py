@@ -26,6 +26,8 @@ NOT_RUN = {
         "object-storage.md",
         "VLLM_ASSETS_CACHE=",
     ): "a cell of engine/test_cells serves a URL so, from a server of its own",
+    ("engine-version.md", "uv pip compile"): "asks a package index for a version to come; test_prepare reads the lists",
+    ("engine-version.md", "make versions"): "makes environments of 9 GB; it is what runs test_conformance",
     ("trust-and-faults.md", "sigstore sign"): "needs the network and an account; the bundle is of services of our own",
 }
 """(page, how the command begins) → why it cannot be run here."""

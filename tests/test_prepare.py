@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hatch_model_cache.compile import engines
+
 ENGINES = Path(__file__).parent.parent / "engines"
 sys.path.append(str(ENGINES))
 
@@ -21,6 +23,12 @@ def test_every_line_is_one_exact_version(pins: Path) -> None:
     assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!-]+", line)] == []
     engine, version = re.fullmatch(r"(.+)-([\d.]+)", pins.stem).groups()
     assert f"{engine}=={version}" in lines
+
+
+def test_every_known_version_has_its_list_and_no_other_has_one() -> None:
+    """`make versions` makes the environments that tests/engine/test_conformance.py asks for."""
+    listed = {path.stem for suffix in (".txt", ".in") for path in ENGINES.glob(f"vllm-[0-9]*{suffix}")}
+    assert listed == {f"vllm-{version}" for version in engines.adapter("vllm").VERSIONS}
 
 
 def test_a_list_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:

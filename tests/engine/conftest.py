@@ -12,7 +12,7 @@ import pytest
 
 import shown
 from engine import cpu_hosts
-from engine.hosts import Host
+from engine.hosts import serving_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests" / "data" / "models"
@@ -91,9 +91,4 @@ def own_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def serving(engine_python: str, own_wheel: Path) -> Path:
     """A second environment with the same engine at another path, as a serving host has it."""
-    sys.path.append(str(ROOT / "engines"))
-    from prepare import prepare
-
-    python = prepare(ENGINE, ROOT / ".engines" / "serving" / ENGINE)
-    Host(python, Path()).pip_install(own_wheel)
-    return python
+    return serving_environment(ENGINE, own_wheel)

@@ -8,12 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hatch_model_cache.compiling.rehearsal import Report, rehearse
 
+ROOT = Path(__file__).resolve().parents[2]
 SERVE_ARGS = ("--max-model-len", "512", "--max-num-batched-tokens", "8192", "--max-num-seqs", "1024")
 
 
@@ -80,6 +83,39 @@ class Host:
         command = [*self.through, str(self.python.with_name("vllm")), "serve", model, *arguments, "--port", "8767"]
         command += [] if tokenizer else ["--skip-tokenizer-init"]
         return rehearse(command, target, environment=whole, cwd=self.work, log=self.place / "engine.log")
+
+
+@dataclass(frozen=True)
+class Built:
+    """One recipe, compiled and packed: where, and under which names its model is served."""
+
+    project: Path
+    artifacts: Path
+    wheel: Path
+    hub_id: str
+    directory: str
+
+    def manifest(self) -> dict[str, Any]:
+        """The wheel's manifest."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            [name] = [n for n in archive.namelist() if n.endswith("/manifest.json")]
+            found: dict[str, Any] = json.loads(archive.read(name))
+            return found
+
+    @property
+    def name(self) -> str:
+        """Distribution name of the wheel."""
+        return str(self.manifest()["name"])
+
+
+def serving_environment(engine: str, own_wheel: Path) -> Path:
+    """The interpreter of a second environment with an engine, at another path, and with this project's wheel."""
+    sys.path.append(str(ROOT / "engines"))
+    from prepare import prepare
+
+    python = prepare(engine, ROOT / ".engines" / "serving" / engine)
+    Host(python, Path()).pip_install(own_wheel)
+    return python
 
 
 def write_recipe(

@@ -16,7 +16,7 @@ from model_cache.store import files
 from model_cache.store.root import Root, temporary_name
 
 CACHE = "torch_compile_cache/torch_aot_compile"
-"""Where the artifacts lie under the cache root (vllm 0.33.0)."""
+"""Where the artifacts lie under the cache root (vllm 0.31.0 to 0.33.0)."""
 
 LOOKUPS = "lookups.jsonl"
 """The record, below the root's `.model-cache`."""

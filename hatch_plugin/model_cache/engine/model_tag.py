@@ -37,11 +37,14 @@ def keep_all(decorators: ModuleType) -> None:
     """
     if getattr(sys.modules.get("vllm"), "__version__", "") != "0.31.0":
         return
+    from contextlib import suppress
+
     wrapper = decorators.TorchCompileWithNoGuardsWrapper
     initialize = wrapper.__init__
 
     def initialize_and_keep(self: Any, *args: Any, **kwargs: Any) -> None:
         initialize(self, *args, **kwargs)
-        keep(self)
+        with suppress(Exception):  # a name in a log, and not worth an engine
+            keep(self)
 
     wrapper.__init__ = initialize_and_keep

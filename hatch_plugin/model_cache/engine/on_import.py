@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 MODULE = "vllm.compilation.decorators"
-"""Where vLLM looks its artifacts up (vllm 0.33.0)."""
+"""Where vLLM looks its artifacts up (vllm 0.31.0 to 0.33.0)."""
 
 
 def call(act: Callable[[ModuleType], None], name: str = MODULE) -> None:

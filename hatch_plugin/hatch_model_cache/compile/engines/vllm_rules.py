@@ -3,8 +3,8 @@
 They compare values that the engine's key does not hold (`vllm_host.unkeyed`, `vllm_host.host_answers`) between the
 wheel and the host.
 
-Not here, because vLLM 0.33.0 has them in the key: LoRA on or off, its ranks and its target modules
-(``LoRAConfig.compute_hash``).
+Not here, because vLLM 0.31.0 to 0.33.0 have them in the key: LoRA on or off, its ranks and its target modules
+(``LoRAConfig.compute_hash``). ``SpeculativeConfig.compute_hash`` is the same in these versions too.
 """
 
 from __future__ import annotations

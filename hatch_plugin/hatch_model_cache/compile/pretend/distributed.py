@@ -6,7 +6,7 @@ from typing import Any
 
 from .patches import Patches
 
-CHECKED = "torch 2.14.0, vllm 0.33.0"
+CHECKED = "torch 2.13.0 and 2.14.0, vllm 0.31.0 to 0.33.0"
 
 
 def install(patches: Patches) -> None:

@@ -11,7 +11,7 @@ from . import fake_kernels
 from .device import Device
 from .patches import Patches
 
-CHECKED = "torch 2.14.0"
+CHECKED = "torch 2.13.0 and 2.14.0"
 
 
 class MissingFakeKernelError(RuntimeError):

@@ -13,7 +13,7 @@ from typing import Any
 from .device import Device
 from .patches import Patches
 
-CHECKED = "humming-kernels as vllm 0.33.0 requires it"
+CHECKED = "humming-kernels as vllm 0.31.0 to 0.33.0 require it"
 
 
 def install(patches: Patches, device: Device) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from .device import Device
 from .patches import Patches
 
-CHECKED = "torch 2.14.0"
+CHECKED = "torch 2.13.0 and 2.14.0"
 
 
 def install(patches: Patches, device: Device) -> None:
@@ -126,9 +126,9 @@ def _same_bytes(patches: Patches) -> None:
 
     why = "same recipe, same bytes"
     # With propagation on, setting a knob also sets TRITON_DISABLE_LINE_INFO, which is in Triton's key.
-    patches.set(knobs, "propagate_env", False, why=why, checked="triton 3.8.0")
+    patches.set(knobs, "propagate_env", False, why=why, checked="triton 3.7.1 and 3.8.0")
     for name in ("disable_line_info", "store_binary_only"):
-        patches.set(knobs.compilation, name, True, why=why, checked="triton 3.8.0")
+        patches.set(knobs.compilation, name, True, why=why, checked="triton 3.7.1 and 3.8.0")
 
     class SortedOs:
         """The os module, with listdir in order."""

@@ -10,7 +10,7 @@ from typing import Any
 from .device import Device
 from .patches import Patches
 
-CHECKED = "vllm 0.33.0"
+CHECKED = "vllm 0.31.0 to 0.33.0"
 
 
 def install_inspection(patches: Patches) -> None:

@@ -11,7 +11,7 @@ from model_cache.engine import on_import
 from .device import RESERVED_BYTES, Device
 from .patches import Patches
 
-CHECKED = "vllm 0.33.0 (vllm/platforms/cuda.py)"
+CHECKED = "vllm 0.31.0 to 0.33.0 (vllm/platforms/cuda.py)"
 BINDINGS = "vllm.third_party.pynvml"
 
 

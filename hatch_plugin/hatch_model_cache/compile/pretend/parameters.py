@@ -7,7 +7,7 @@ from typing import Any
 
 from .patches import Patches
 
-CHECKED = "torch 2.14.0, vllm 0.33.0"
+CHECKED = "torch 2.13.0 and 2.14.0, vllm 0.31.0 to 0.33.0"
 _FAKE_STATE = frozenset({"fake_mode", "fake_device", "constant", "real_tensor", "item_memo", "unique_id_memo"})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from .device import Device, Properties
 from .patches import Patches
 
-CHECKED = "torch 2.14.0"
+CHECKED = "torch 2.13.0 and 2.14.0"
 
 
 class Stream:

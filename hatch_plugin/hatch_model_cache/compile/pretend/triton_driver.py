@@ -7,7 +7,7 @@ from typing import Any
 from .device import Device
 from .patches import Patches
 
-CHECKED = "triton 3.8.0"
+CHECKED = "triton 3.7.1 and 3.8.0"
 
 
 def install(patches: Patches, device: Device) -> None:

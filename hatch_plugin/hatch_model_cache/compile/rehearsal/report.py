@@ -1,7 +1,7 @@
 """What a rehearsed engine process reports, and where it is stopped: the engine core, or each worker of several.
 
-Facts of vllm 0.33.0: ``EngineCore.__init__`` makes the executor, loads the model and profiles a run of it. With one
-rank the model is in that process. With several, ``MultiprocExecutor`` starts a process for each, which makes a
+Facts of vllm 0.31.0 to 0.33.0: ``EngineCore.__init__`` makes the executor, loads the model and profiles a run of it.
+With one rank the model is in that process. With several, ``MultiprocExecutor`` starts a process for each, which makes a
 ``WorkerProc`` and then serves calls in ``worker_busy_loop``; the engine core waits for the answers.
 """
 
