@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from model_cache.errors import ModelCacheError
 from model_cache.wheel.names import printable
@@ -27,7 +29,10 @@ NOT_REGULAR = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ENX
 RESERVE_BYTES = 16 * 1024 * 1024
 """What is left free on a disk."""
 
+LAG_ATTEMPTS = 5
 _RENAME_EXCHANGE = 2
+
+T = TypeVar("T")
 
 
 class LinkError(ModelCacheError):
@@ -70,7 +75,8 @@ def opened(root: int, path: str, created: list[str] | None = None, *, durable: b
     """Open the directory `path` below directory `root` (descriptors), part by part.
 
     created: when given, missing directories are made and their paths appended to it; durable: and are on the disk.
-    Raises LinkError for a link or a non-directory on the way, FileNotFoundError for a missing directory.
+    Raises LinkError for a link or a non-directory on the way, FileNotFoundError for a missing directory, another
+    OSError for one that is listed and cannot be found.
     """
     directory = os.dup(root)
     try:
@@ -87,10 +93,10 @@ def opened(root: int, path: str, created: list[str] | None = None, *, durable: b
 
 def _open_part(directory: int, part: str, path: str, created: list[str] | None, *, durable: bool) -> int:
     try:
-        return os.open(part, DIRECTORY, dir_fd=directory)
-    except FileNotFoundError:
         if created is None:
-            raise
+            return patiently(directory, part, lambda: os.open(part, DIRECTORY, dir_fd=directory))
+        with suppress(FileNotFoundError):
+            return os.open(part, DIRECTORY, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise LinkError(
@@ -107,6 +113,30 @@ def _open_part(directory: int, part: str, path: str, created: list[str] | None, 
     if created and created[-1] == path:
         os.fchmod(descriptor, DIRECTORY_MODE)
     return descriptor
+
+
+def patiently(directory: int, name: str, find: Callable[[], T]) -> T:
+    """What `find` gives for `name` in an open directory; FileNotFoundError only when it is not listed there either.
+
+    A network disk may be late with a name that its listing has already; and what is taken for gone, and is not, would
+    be noted nowhere any more.
+    """
+    for attempt in range(LAG_ATTEMPTS):
+        try:
+            return find()
+        except FileNotFoundError:
+            if name not in os.listdir(directory):
+                raise
+            time.sleep(0.02 * attempt)
+    raise OSError(errno.ESTALE, f"is listed, and cannot be found: {printable(name)}")
+
+
+def require_gone(root: int, path: str) -> None:
+    """Raise OSError if `path` below directory `root`, which could not be found, is listed all the same."""
+    folder, _, name = path.rpartition("/")
+    with suppress(FileNotFoundError), opened(root, folder) as directory:
+        patiently(directory, name, lambda: os.stat(name, dir_fd=directory, follow_symlinks=False))
+        raise OSError(errno.ESTALE, f"was not found, and is there: {printable(path)}")
 
 
 def make_directory(parent: int, name: str) -> int:

@@ -53,7 +53,7 @@ def take_away(root: Root, name: str, hints: Hints) -> None:
     for file in hints:
         folder, _, base = file.path.rpartition("/")
         if (file.path, file.sha256) not in needed and _digest(root, file) == file.sha256:
-            with suppress(FileNotFoundError), files.opened(root.descriptor, folder) as directory:
+            with files.opened(root.descriptor, folder) as directory:
                 os.unlink(base, dir_fd=directory)
 
 
@@ -73,7 +73,7 @@ def _digest(root: Root, file: DeployedFile) -> str | None:
     try:
         with (
             files.opened(root.descriptor, folder) as directory,
-            os.fdopen(files.open_regular(directory, base), "rb") as source,
+            os.fdopen(files.patiently(directory, base, lambda: files.open_regular(directory, base)), "rb") as source,
         ):
             return sha256(source.read(MAX_HINT_BYTES + 1)).hexdigest()
     except FileNotFoundError:

@@ -118,11 +118,11 @@ def _is_same(directory: int, file: DeployedFile, deadline: Deadline) -> bool | N
     try:
         with files.opened(directory, folder) as place:
             if file.link:
-                if os.readlink(name, dir_fd=place) != file.link:
+                if files.patiently(place, name, lambda: os.readlink(name, dir_fd=place)) != file.link:
                     return False
                 descriptor = files.open_regular(place, file.link)
             else:
-                descriptor = files.open_regular(place, name)
+                descriptor = files.patiently(place, name, lambda: files.open_regular(place, name))
     except FileNotFoundError:
         return None
     except files.LinkError:
@@ -233,6 +233,9 @@ def give_back(parent: int, aside: str, name: str, ours: set[str]) -> list[str]:
             _empty(parent, old, name, ours, moved)
         try:
             os.rmdir(aside, dir_fd=parent)
+        except FileNotFoundError:
+            files.require_gone(parent, aside)
+            break
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -285,6 +288,7 @@ def take_away(root: Root, entry: DeployedEntry, deadline: Deadline, *, even_if_c
                 left = give_back(parent, aside, name, listed)  # an engine may have been faster
             os.fsync(parent)
     except FileNotFoundError:
+        files.require_gone(root.descriptor, entry.directory)
         return []
     return [f"{entry.directory}/{path}" for path in left]
 
@@ -314,8 +318,11 @@ def _left(directory: int, listed: set[str]) -> list[str]:
 def _unlink(directory: int, listed: set[str]) -> None:
     for path in sorted(listed):
         folder, _, name = path.rpartition("/")
-        with suppress(FileNotFoundError), files.opened(directory, folder) as place:
-            os.unlink(name, dir_fd=place)
+        try:
+            with files.opened(directory, folder) as place:
+                os.unlink(name, dir_fd=place)
+        except FileNotFoundError:
+            files.require_gone(directory, path)
     folders = {path.rpartition("/")[0] for path in listed}
     for folder in sorted((f for f in folders if f), reverse=True):
         parent, _, name = folder.rpartition("/")

@@ -6,11 +6,9 @@ whatever a killed process leaves behind can be told from the engine's own files.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
@@ -22,7 +20,6 @@ from model_cache.wheel.strict_json import Fields, loads
 
 VERSION = 1
 MAX_BYTES = 16 * 1024 * 1024
-LAG_ATTEMPTS = 5
 PHASES = frozenset({"deploying", "deployed", "removing", "withdrawn"})
 """withdrawn: taken out of the engine's way, because this host does not trust its signer any more."""
 
@@ -156,17 +153,9 @@ def load_all(root: Root) -> tuple[list[State], list[ModelCacheError]]:
 
 
 def _read(directory: int, name: str) -> bytes:
-    for attempt in range(LAG_ATTEMPTS):
-        try:
-            with os.fdopen(files.open_regular(directory, name), "rb") as file:
-                return file.read(MAX_BYTES + 1)
-        except FileNotFoundError:
-            # A network disk may be late with a name that its listing has already: without a state we would take what
-            # we have deployed for somebody else's.
-            if name not in os.listdir(directory):
-                raise
-            time.sleep(0.02 * attempt)
-    raise OSError(errno.ESTALE, "is listed, but cannot be opened")
+    # Without a state we would take what we have deployed for somebody else's.
+    with os.fdopen(files.patiently(directory, name, lambda: files.open_regular(directory, name)), "rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 def require(root: Root, name: str) -> State:
