@@ -18,7 +18,7 @@ from fakes import fake_engine
 from hatch_model_cache import targets
 from hatch_model_cache.checking.verdict import Answer, Observation, judge
 from hatch_model_cache.compile import engines
-from hatch_model_cache.compiling import compiler, delivery, interpreter
+from hatch_model_cache.compiling import delivery, engine_process, interpreter
 from hatch_model_cache.compiling.capture import ENTRIES, capture, entries
 from hatch_model_cache.packing.artifacts import read
 from hatch_model_cache.packing.pack import pack
@@ -37,7 +37,7 @@ MODEL = TABLE["served-as"][0]
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(compiler, "NEUTRAL_PLACES", ())
+    monkeypatch.setattr(engine_process, "NEUTRAL_PLACES", ())
     monkeypatch.setattr(delivery, "probe_gpus", lambda: Gpus((), "none here"))
     monkeypatch.setenv(interpreter.VARIABLE, str(fake_engine.interpreter(tmp_path)))
 

@@ -17,7 +17,7 @@ import hatch_model_cache
 from build_factories import CONFIG, make_project
 from factories import files_of, make_engine, snapshot
 from fakes import fake_engine
-from hatch_model_cache.compiling import compiler, delivery, interpreter
+from hatch_model_cache.compiling import delivery, engine_process, interpreter
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.recipe.file import load_recipe
 from model_cache import cli
@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("here", "temporary"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(compiler, "NEUTRAL_PLACES", ())
+    monkeypatch.setattr(engine_process, "NEUTRAL_PLACES", ())
     monkeypatch.setenv(interpreter.VARIABLE, str(fake_engine.interpreter(tmp_path)))
     monkeypatch.setattr(delivery, "probe_gpus", lambda: Gpus((), "none here"))
     monkeypatch.chdir(tmp_path / "here")

@@ -17,7 +17,7 @@ from build_factories import NAME, TABLE, make_project
 from fakes import fake_engine
 from hatch_model_cache import targets
 from hatch_model_cache.compile import worker
-from hatch_model_cache.compiling import compiler, interpreter
+from hatch_model_cache.compiling import engine_process, interpreter
 from hatch_model_cache.compiling.compiler import compile_recipe
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.recipe.file import load_recipe
@@ -47,7 +47,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    monkeypatch.setattr(compiler, "NEUTRAL_PLACES", ())
+    monkeypatch.setattr(engine_process, "NEUTRAL_PLACES", ())
     return directory
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -408,6 +409,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     monkeypatch.setenv(interpreter.VARIABLE, str(fake_look_up.interpreter(tmp_path)))
     monkeypatch.setenv("FAKE_RESULT", str(tmp_path / "result.json"))
     monkeypatch.setenv("FAKE_REPORT", str(tmp_path / "report.json"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # for the logs that are kept
 
     def set_answer(**changes: Any) -> None:
         answer = {

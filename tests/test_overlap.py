@@ -54,7 +54,7 @@ def test_it_is_the_least_urgent(process: subprocess.Popen[bytes]) -> None:
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(compiler, "NEUTRAL_PLACES", ())
+    monkeypatch.setattr(engine_process, "NEUTRAL_PLACES", ())
     monkeypatch.setenv(interpreter.VARIABLE, str(fake_engine.interpreter(tmp_path)))
 
 

@@ -149,6 +149,7 @@ def observe(
             **adapter.environment(Path(scratch) / "cache"),
             "MODEL_CACHE_DISABLE": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TMPDIR": scratch,  # an engine that is ended leaves what it has made there
             **interpreter.UNDISTURBED,
         }
         job = {

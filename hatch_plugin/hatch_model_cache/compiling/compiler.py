@@ -26,9 +26,6 @@ from model_cache.errors import CompileError, DamagedError, UsageError
 from model_cache.store.files import human
 from model_cache.wheel.names import counted, printable
 
-NEUTRAL_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what is made there is private, and checked to be ours
-"""Where a compile works: the path is traced into artifacts, so it should be the same for every user."""
-
 BYTES_PER_PROCESS = 3 << 30
 """Memory one compile process is counted with: the 8B and 70B Llama take 1.5 GB each (benchmarks/compile_memory.py)."""
 
@@ -198,22 +195,13 @@ def _copy_files(source: Path, destination: Path) -> None:
         shutil.copyfile(path, destination / name)
 
 
-def _neutral_place() -> Path:
-    """The first of `NEUTRAL_PLACES` that can be written to, else TMPDIR: which is often below the user's home, whose
-    path may not be shipped."""
-    for place in NEUTRAL_PLACES:
-        if os.access(place, os.W_OK | os.X_OK):
-            return place
-    return Path(tempfile.gettempdir())
-
-
 @contextmanager
 def _scratch(digest: str) -> Iterator[Path]:
     """A private directory whose path depends on the recipe alone, since the path is traced into the artifacts.
 
     If somebody else holds that path, another one is taken; the artifacts are as good, but not byte-identical.
     """
-    wanted = _neutral_place() / f"model-cache-{digest[:16]}"
+    wanted = engine_process.neutral_place() / f"model-cache-{digest[:16]}"
     lock = -1
     try:
         wanted.mkdir(mode=0o700, exist_ok=True)

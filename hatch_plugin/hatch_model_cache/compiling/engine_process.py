@@ -21,6 +21,9 @@ from model_cache.errors import CompileError, UsageError
 _BOOTSTRAP = Path(__file__).parent.parent / "compile" / "bootstrap.py"
 LOG = "engine.log"
 
+NEUTRAL_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - what is made there is private, and checked to be ours
+"""Where a compile works: the path is traced into artifacts, so it should be the same for every user."""
+
 
 class UnknownEngineError(CompileError):
     """The engine's version has no adapter in this release."""
@@ -97,6 +100,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
     except ProcessLookupError:
         return
     process.wait()
+
+
+def neutral_place() -> Path:
+    """The first of `NEUTRAL_PLACES` that can be written to, else TMPDIR: which is often below the user's home, whose
+    path may not be shipped."""
+    for place in NEUTRAL_PLACES:
+        if os.access(place, os.W_OK | os.X_OK):
+            return place
+    return Path(tempfile.gettempdir())
 
 
 def keep_log(directory: Path, label: str) -> Path:

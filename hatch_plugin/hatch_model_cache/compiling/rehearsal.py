@@ -15,12 +15,15 @@ from typing import Any
 
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compile import rehearsal as inside
-from hatch_model_cache.compiling import engine_process
+from hatch_model_cache.compiling import engine_process, interpreter
 from model_cache.errors import CompileError, UsageError
 from model_cache.wheel.names import printable
 
 _ERROR = re.compile(r"\b[\w.]*(Error|Exception): .*")
 _LOG_END_BYTES = 256 << 10
+
+_LONGEST_PLACE = 107 - len("/model-cache-rehearsal-12345678/12345678-1234-1234-1234-123456789012")
+"""Bytes. Linux takes 107 for the path of a socket, and vLLM's processes talk over some in TMPDIR, named by UUIDs."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +100,15 @@ def rehearse(
         UsageError: if the command cannot be started.
         CompileError: if the engine ends, or the time does, without a report; names the log.
     """
-    with tempfile.TemporaryDirectory(prefix="model-cache-rehearsal-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="model-cache-rehearsal-", dir=_place()) as scratch:
         reports = Path(scratch) / "reports"
         reports.mkdir()
         ranks = len(engines.adapter("vllm").expected_ranks(command))
         settings = inside.environment(target, reports, ranks)
         whole = dict(os.environ if environment is None else environment)
         path = [settings.pop("PYTHONPATH"), *filter(None, [whole.get("PYTHONPATH")])]
-        whole.update(settings, PYTHONPATH=os.pathsep.join(path))
+        own = {"PYTHONPATH": os.pathsep.join(path), "TMPDIR": scratch}  # where an engine that is ended leaves things
+        whole.update(settings, **own, **interpreter.UNDISTURBED)
         written = log or Path(scratch) / engine_process.LOG
         with written.open("wb") as output:
             try:
@@ -132,6 +136,12 @@ def rehearse(
         what = f"ended without reaching {model}" if in_time else late
         kept = log or engine_process.keep_log(Path(scratch), "rehearsal")
         raise CompileError(f"The engine {what}{_last_error(written)}. Its log: {kept}")
+
+
+def _place() -> Path:
+    """Where a rehearsal works: TMPDIR, or a shorter directory when the engine's sockets would not fit there."""
+    temporary = Path(tempfile.gettempdir())
+    return temporary if len(os.fsencode(temporary)) <= _LONGEST_PLACE else engine_process.neutral_place()
 
 
 def _last_error(log: Path) -> str:
