@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hatch_model_cache import cli
+from hatch_model_cache.compiling import engine_process
 from hatch_model_cache.compiling.rehearsal import Report, rehearse
 from model_cache.errors import CompileError, UsageError
 
@@ -19,6 +22,7 @@ TARGET = "h100-sxm5-80gb"
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place for the logs that are kept."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(engine_process, "NEUTRAL_PLACES", ())  # TMPDIR's path is too long for sockets here
     return tmp_path
 
 
@@ -100,3 +104,59 @@ def written(rank: str, *, loaded: int = 0, compiles: int = 0, load: float = 0.0,
         "seconds": {"load": load, "until_first_run": 1.0},
     }
     return f"printf %s '{json.dumps(document)}'"
+
+
+class TestWhatThePlugInHasSeen:
+    """A program that reports a warm start, and records look-ups as the plug-in in the engine does."""
+
+    @pytest.fixture
+    def rehearsed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+        def rehearse(*options: str, parts: int = 1, **changes: object) -> tuple[int, str]:
+            (tmp_path / "root").mkdir(exist_ok=True)
+            program = tmp_path / "vllm"
+            program.write_text(PROGRAM.format(python=sys.executable, parts=parts, changes=changes))
+            program.chmod(0o755)
+            command = ["rehearse", "--target", TARGET, "--root", str(tmp_path / "root"), *options]
+            code = cli.main([*command, "--", str(program), "serve", "./model"])
+            return code, capsys.readouterr().out
+
+        return rehearse
+
+    def test_a_hit_needs_no_word(self, rehearsed: Callable[..., tuple[int, str]]) -> None:
+        code, out = rehearsed()
+        assert (code, len(out.splitlines())) == (0, 1)
+        assert out.startswith("warm start under a pretended NVIDIA H100 80GB HBM3: 1 artifact loaded")
+
+    def test_an_adoption_is_told(self, rehearsed: Callable[..., tuple[int, str]]) -> None:
+        code, out = rehearsed(adopted=True)
+        assert code == 0
+        assert out.splitlines()[1].startswith("  backbone rank 0_0: adopted from model-cache-x, ")
+        code, out = rehearsed("--json", adopted=True)
+        [one] = json.loads(out)["look_ups"]
+        assert (one["adopted"], one["wheel"]) == (True, "model-cache-x"), "not what an earlier start has recorded"
+
+    def test_an_unsafe_hit_is_no_success(self, rehearsed: Callable[..., tuple[int, str]]) -> None:
+        code, out = rehearsed(unsafe="has_flashinfer is True here")
+        assert code == 11
+        assert "\n  backbone rank 0_0: unsafe: has_flashinfer is True here\n" in out
+
+    def test_a_miss_is_explained(self, rehearsed: Callable[..., tuple[int, str]]) -> None:
+        code, out = rehearsed(parts=0, hit=False, wheel="", nearest="model-cache-x", reason="not for this model")
+        assert code == 10
+        assert "\n  backbone rank 0_0: miss: not for this model\n" in out
+
+
+PROGRAM = """#!{python}
+import json, os, pathlib, time
+from model_cache.engine import lookups
+from model_cache.store.root import Root
+found = dict(pid=1, prefix="backbone", rank="0_0", key="k", hit=True, parts=1, seconds=0.1, wheel="model-cache-x")
+with Root.open(os.environ["VLLM_CACHE_ROOT"]) as root:
+    lookups.append(root, lookups.LookUp(time=time.time(), **(found | {changes!r})))
+report = {{"rank": "0_0", "error": None, "artifacts_loaded": {parts}, "compiled_parts_loaded": {parts},
+    "inductor_compiles": 1 - {parts}, "ptxas_runs": 0, "seconds": {{"load": 0.1, "until_first_run": 1.0}}}}
+path = pathlib.Path(json.loads(os.environ["MODEL_CACHE_REHEARSAL"])["reports"], "1")
+path.write_text(json.dumps(report))
+path.rename(path.with_suffix(".json"))
+time.sleep(60)
+"""
