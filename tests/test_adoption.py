@@ -17,7 +17,7 @@ from factories import A100, H100, MODEL, NAME, files_of, install, make_engine, m
 from fakes.fake_running import FakeRunning, key
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import vllm_rules
-from model_cache.engine import adoption, lookups, nearest, on_import, status, watch
+from model_cache.engine import adoption, lookups, misfit, nearest, on_import, status, watch
 from model_cache.store import removal, state
 from model_cache.store.root import Root
 from model_cache.wheel.verify import Deadline
@@ -121,6 +121,11 @@ def engine(root: Path) -> ModuleType:
 
     module._try_load_aot_compiled_fn = look_up
     return module
+
+
+@pytest.fixture(autouse=True)
+def no_manifest_of_another_test() -> None:
+    misfit._manifest.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -452,3 +457,84 @@ def test_a_wheel_that_this_host_does_not_trust_is_not_adopted(
     assert start(tmp_path / "root", running, log) is None
     assert not running.asked
     assert files_of(tmp_path / "root") == {}
+
+
+@pytest.fixture
+def warm(tmp_path: Path, site: Path, running: FakeRunning) -> Path:
+    """A cache root with the wheel deployed, and an engine that serves its very weights."""
+    root = tmp_path / "root"
+    root.mkdir()
+    run(site, root, make_host(python=".".join(map(str, sys.version_info[:3]))))
+    running.factors |= NAMES
+    return root
+
+
+def reported(root: Path) -> tuple[status.Report, str]:
+    """What `status` shows, as data and for people."""
+    with Root.open(str(root)) as opened:
+        found = status.report(opened)[0]
+    return found, "\n".join([*status.lines(found), *status.prometheus(found)])
+
+
+def test_a_hit_against_which_nothing_speaks_is_a_hit(warm: Path, running: FakeRunning, log: Log) -> None:
+    assert start(warm, running, log)
+    assert log.lines[0].endswith("(built for h100-sxm5-80gb)")
+    found, text = reported(warm)
+    assert not found.wheels[0].unsafe
+    assert "unsafe:" not in text
+    assert f'model_cache_unsafe{{wheel="{NAME}",version="1.0.0"}} 0' in text
+
+
+def test_a_hit_that_does_not_belong_is_loaded_by_the_engine_and_told(
+    warm: Path, running: FakeRunning, log: Log
+) -> None:
+    """The key is the wheel's, so the engine loads it; what no key holds is another value than the build's."""
+    running.facts_["speculative.num_speculative_tokens"] = 5
+    assert start(warm, running, log), "nothing is kept from the engine"
+    why = "speculative.num_speculative_tokens is 5 here, not set in the wheel; the graph is for another number"
+    assert f"(built for h100-sxm5-80gb); unsafe: {why}" in log.lines[0]
+    [found] = record(warm)
+    assert (found.hit, found.unsafe[: len(why)]) == (True, why)
+    report, text = reported(warm)
+    assert report.wheels[0].unsafe
+    assert f"\n    unsafe: {why}" in text
+    assert f'model_cache_unsafe{{wheel="{NAME}",version="1.0.0"}} 1' in text
+
+
+def test_what_was_adopted_is_compared_at_every_start(tmp_path: Path, running: FakeRunning, log: Log) -> None:
+    (tmp_path / "root").mkdir()
+    start(tmp_path / "root", running, log)
+    running.facts_["has_flashinfer"] = False
+    assert start(tmp_path / "root", running, log)
+    assert [line.partition("unsafe: ")[2][:22] for line in log.lines] == ["", "has_flashinfer is Fals"]
+
+
+def test_a_wheel_that_records_less_is_not_unsafe_for_that(warm: Path, running: FakeRunning, log: Log) -> None:
+    del running.facts_["has_tilelang"]
+    assert start(warm, running, log)
+    assert "unsafe" not in log.lines[0]
+
+
+def test_a_hit_that_cannot_be_compared_is_a_hit_all_the_same(
+    warm: Path, site: Path, running: FakeRunning, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(model: object) -> None:
+        raise ZeroDivisionError("of the engine")
+
+    monkeypatch.setattr(running, "facts", fail, raising=False)
+    assert start(warm, running, log)
+    assert log.lines == ["a hit could not be compared: ZeroDivisionError: of the engine", log.lines[1]]
+    assert log.lines[1].startswith("hit backbone rank 0_0")
+    monkeypatch.setattr(misfit, "_manifest", lambda *_: None)  # as when the wheel is not installed any more
+    assert start(warm, running, log)
+    assert len(log.lines) == 3
+    assert [one.unsafe for one in record(warm)] == ["", ""]
+
+
+def test_only_the_wheel_that_was_deployed_is_compared_with(warm: Path, tmp_path: Path) -> None:
+    with Root.open(str(warm)) as opened:
+        deployed = state.require(opened, NAME)
+    found = misfit._manifest(NAME, deployed.manifest_sha256)
+    assert found is not None
+    assert found.name == NAME
+    assert misfit._manifest(NAME, "0" * 64) is None

@@ -73,7 +73,7 @@ def test_the_serving_side_needs_the_standard_library_only(name: str) -> None:
 
 
 def test_the_serving_side_reaches_the_build_side_by_name_in_two_functions() -> None:
-    """One hands build commands over, one compares what a running engine misses; nobody else knows of the build side."""
+    """One hands build commands over, one asks about a running engine; nobody else knows of the build side."""
     found = set()
     for name, path in MODULES.items():
         if top(name) == "model_cache":
@@ -82,7 +82,7 @@ def test_the_serving_side_reaches_the_build_side_by_name_in_two_functions() -> N
                 constants = [c.args[0].value for c in called if isinstance(c.args[0], ast.Constant)]
                 if any(str(constant).startswith("hatch_model_cache") for constant in constants):
                     found.add((name, function.name))
-    assert found == {("model_cache.cli", "_build_command"), ("model_cache.engine.nearest", "find")}
+    assert found == {("model_cache.cli", "_build_command"), ("model_cache.engine.nearest", "_near_miss")}
 
 
 @pytest.mark.parametrize("name", sorted(m for m in MODULES if top(m) == "hatch_model_cache"))

@@ -1,4 +1,5 @@
-"""Inside a running engine: which wheel comes nearest to a look-up that finds nothing, and may it be adopted?
+"""Inside a running engine: which wheel comes nearest to a look-up that finds nothing, and may it be adopted? Does what
+it has loaded belong here?
 
 An artifact is adopted when only the name of the weights differs: same config.json, every other factor equal, nothing
 that is in no key speaks against it, and the engine's own key under the wheel's name is the wheel's key.
@@ -78,6 +79,18 @@ def compare(model: Any, path: str, manifests: Sequence[Manifest]) -> Nearest:
     return next((answer for answer in answers if answer.adoptable), answers[0])
 
 
+def objection(model: Any, manifest: Manifest) -> str:
+    """See `model_cache.engine.nearest.objection`, which calls this. What a wheel does not record objects to nothing."""
+    adapter = engines.adapter(manifest.engine.name)
+    found = factors.objections(manifest, adapter.running.facts(model), adapter.rules(manifest.engine.version))
+    return next((_told_of(rule, ours, theirs) for rule, ours, theirs in found if (ours, theirs) != (None, None)), "")
+
+
+def _told_of(rule: Rule, ours: str | None, theirs: str | None) -> str:
+    """A rule's objection, in words."""
+    return f"{rule.fact} is {theirs or 'not set'} here, {ours or 'not set'} in the wheel; {rule.why}"
+
+
 def _different(
     seen: _Seen,
     manifest: Manifest,
@@ -125,9 +138,8 @@ def _refusal(seen: _Seen, manifest: Manifest) -> str:
     facts = seen.running.facts(seen.model)
     if why := seen.running.obstacle(seen.factors, facts):
         return str(why)
-    if objection := next(factors.objections(manifest, facts, seen.rules), None):
-        rule, ours, theirs = objection
-        return f"{rule.fact} is {theirs or 'not set'} here, {ours or 'not set'} in the wheel; {rule.why}"
+    if found := next(factors.objections(manifest, facts, seen.rules), None):
+        return _told_of(*found)
     config = seen.running.config_file(seen.model)
     if config is None:
         return "its config.json is not on this host"

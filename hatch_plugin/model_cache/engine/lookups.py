@@ -43,6 +43,7 @@ class LookUp:
         nearest: of a miss, the wheel that comes nearest, or "".
         differences: what differs from that one.
         reason: why it was adopted, or why nothing was; or "".
+        unsafe: of a hit, what rule speaks against it (`misfit`), or "".
     """
 
     time: float
@@ -58,6 +59,7 @@ class LookUp:
     adopted: bool = False
     nearest: str = ""
     reason: str = ""
+    unsafe: str = ""
     differences: tuple[Difference, ...] = ()
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # who reads the record needs none of it
+    from types import ModuleType
+
     from model_cache.store.plan import Adopted
     from model_cache.wheel.manifest import Manifest
 
@@ -52,10 +54,24 @@ class Nearest:
 def find(model: Any, path: str, manifests: Sequence[Manifest]) -> Nearest:
     """Compare what the engine looks for at `path` for a live `model` with installed wheels.
 
-    The only place where the serving side reaches the build side from within an engine: what is in a key, and how it is
-    asked for, is known there alone (`hatch_model_cache.checking.near_miss`). Raises what goes wrong in the engine.
+    Raises what goes wrong in the engine.
     """
+    found: Nearest = _near_miss().compare(model, path, manifests)
+    return found
+
+
+def objection(model: Any, manifest: Manifest) -> str:
+    """What rule speaks against what a live `model` has loaded of a wheel; "" if none does.
+
+    Raises what goes wrong in the engine.
+    """
+    found: str = _near_miss().objection(model, manifest)
+    return found
+
+
+def _near_miss() -> ModuleType:
+    """The only place where the serving side reaches the build side from within an engine: what is in a key, what is
+    not, and how it is asked for, is known there alone."""
     import importlib
 
-    found: Nearest = importlib.import_module("hatch_model_cache.checking.near_miss").compare(model, path, manifests)
-    return found
+    return importlib.import_module("hatch_model_cache.checking.near_miss")

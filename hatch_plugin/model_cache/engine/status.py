@@ -59,6 +59,11 @@ class Status:
         return self.processes > 0
 
     @property
+    def unsafe(self) -> bool:
+        """Whether a rule speaks against what an engine has last loaded of it."""
+        return any(found.unsafe for found in self.looked_up)
+
+    @property
     def saved_seconds(self) -> float | None:
         """What the last start has saved against a cold one, at least 0; None when that is not known."""
         if not self.used or self.cold_seconds is None:
@@ -166,7 +171,10 @@ def _compiled(root: Root) -> list[str]:
 
 def data(found: Report) -> dict[str, Any]:
     """The report as JSON values."""
-    wheels = [{**asdict(one), "used": one.used, "saved_seconds": one.saved_seconds} for one in found.wheels]
+    wheels = [
+        {**asdict(one), "used": one.used, "unsafe": one.unsafe, "saved_seconds": one.saved_seconds}
+        for one in found.wheels
+    ]
     return {**asdict(found), "wheels": wheels}
 
 
@@ -183,6 +191,8 @@ def lines(found: Report, unreadable: int = 0) -> Iterator[str]:
             parts = f"{counted(one.parts, 'part')}{', the engine mended' if one.mended else ''}"
             what = f"{how} in {one.seconds:.1f} s, {parts}" if one.hit else "found, and could not be loaded"
             yield f"  {one.prefix} rank {one.rank}: {what} ({one.key[:12]}…)"
+            if one.unsafe:
+                yield f"    unsafe: {one.unsafe}"
         if wheel.saved_seconds is not None:
             yield f"  saved {wheel.saved_seconds:.0f} s of the {wheel.cold_seconds:.0f} s that a cold start took here"
         elif wheel.used:
@@ -208,6 +218,7 @@ def prometheus(found: Report) -> Iterator[str]:
     for metric, text in (
         ("model_cache_intact", "1 if all files of the wheel are there as they were written"),
         ("model_cache_used", "1 if an engine has loaded the wheel"),
+        ("model_cache_unsafe", "1 if what an engine has last loaded of the wheel does not belong on this host"),
         ("model_cache_processes", "engine processes that have loaded the wheel"),
     ):
         yield f"# HELP {metric} {text}"

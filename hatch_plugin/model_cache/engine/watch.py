@@ -22,6 +22,7 @@ from model_cache.engine.nearest import Nearest
 from model_cache.errors import ModelCacheError
 from model_cache.store import state
 from model_cache.store.root import Root
+from model_cache.store.state import State
 
 FUNCTION = "_try_load_aot_compiled_fn"
 
@@ -104,7 +105,7 @@ def _note(
     *_, key, rank, _ = Path(path).parts
     prefix = model_tag.of(model) or "model"
     with Root.open(root_path, create=True) as root:
-        wheel, target, adopted = _origin(root, key)
+        deployed, adopted = _origin(root, key)
         found = LookUp(
             time=round(time.time(), 3),
             pid=os.getpid(),
@@ -114,26 +115,39 @@ def _note(
             hit=hit,
             parts=parts,
             seconds=round(seconds, 3),
-            wheel=wheel,
+            wheel=deployed.name if deployed else "",
             mended=hit and path in mends.mended_paths,
             adopted=adopted,
             nearest="" if hit else nearest.wheel,
             differences=() if hit else nearest.differences,
             reason=nearest.reason,
+            unsafe=_objection(model, deployed, say) if hit and deployed else "",
         )
-        _tell(found, target, nearest, say)
+        _tell(found, ", ".join(deployed.targets) if deployed else "", nearest, say)
         lookups.append(root, found)
+
+
+def _objection(model: Any, deployed: State, say: Say) -> str:
+    """What speaks against what was loaded of a wheel; never an error."""
+    try:
+        from model_cache.engine import misfit
+
+        return misfit.objection(model, deployed)
+    except Exception as error:
+        say(f"a hit could not be compared: {type(error).__name__}: {error}", alarm=True)
+        return ""
 
 
 def _tell(found: LookUp, target: str, nearest: Nearest, say: Say) -> None:
     what = f"{found.prefix} rank {found.rank}"
     if found.hit and not found.parts:
         say(f"hit {what}, but it holds no compiled part: the model runs uncompiled", alarm=True)
-    elif found.hit and found.adopted:
-        why = f": {found.reason}" if found.reason else ""
-        say(f"adopted {what} in {found.seconds:.1f} s (built for {target}, in {found.wheel}){why}")
     elif found.hit:
-        say(f"hit {what} in {found.seconds:.1f} s ({f'built for {target}' if target else 'not from a wheel'})")
+        origin = f"built for {target}" if target else "not from a wheel"
+        how, origin = ("adopted", f"{origin}, in {found.wheel}") if found.adopted else ("hit", origin)
+        why = f": {found.reason}" if found.adopted and found.reason else ""
+        unsafe = f"; unsafe: {found.unsafe}" if found.unsafe else ""
+        say(f"{how} {what} in {found.seconds:.1f} s ({origin}){why}{unsafe}", alarm=bool(unsafe))
     elif found.wheel:
         say(f"miss {what}: what {found.wheel} has for it could not be loaded; the line before says why", alarm=True)
     else:
@@ -141,12 +155,12 @@ def _tell(found: LookUp, target: str, nearest: Nearest, say: Say) -> None:
         say(f"miss {what}: {why}; `model-cache check` says more", alarm=True)
 
 
-def _origin(root: Root, key: str) -> tuple[str, str, bool]:
-    """The deployed wheel that has an entry of this key, the targets it was deployed for, whether it was adopted."""
+def _origin(root: Root, key: str) -> tuple[State | None, bool]:
+    """The deployed wheel that has an entry of this key, and whether it was adopted."""
     for name in state.names(root):
         with suppress(ModelCacheError):
             deployed = state.load(root, name)
             entry = deployed.entry(f"{CACHE}/{key}") if deployed else None
             if deployed and entry and entry.ours:
-                return deployed.name, ", ".join(deployed.targets), bool(entry.adopted)
-    return "", "", False
+                return deployed, bool(entry.adopted)
+    return None, False

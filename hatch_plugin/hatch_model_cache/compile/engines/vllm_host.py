@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,6 @@ _FLASHINFER = ("has_flashinfer", "has_flashinfer_cubin")
 
 def host_answers() -> dict[str, str | bool | int | None]:
     """Names and answers: tools found (never their paths), package versions, and vLLM's own conclusions."""
-    import vllm.utils.flashinfer as flashinfer
     import vllm.utils.import_utils as import_utils
 
     answers: dict[str, str | bool | int | None] = {
@@ -37,11 +36,16 @@ def host_answers() -> dict[str, str | bool | int | None]:
             answers[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             answers[name] = None
-    for name in _FLASHINFER:
-        answers[name] = bool(getattr(flashinfer, name)())
-    for name, answer in _conclusions(import_utils):
-        answers[name] = answer
-    return answers
+    return {**answers, **conclusions([*_FLASHINFER, *_questions(import_utils)])}
+
+
+def conclusions(names: Iterable[str]) -> dict[str, bool]:
+    """vLLM's own conclusions about what is installed: those of `names` that are functions of vLLM."""
+    import vllm.utils.flashinfer as flashinfer
+    import vllm.utils.import_utils as import_utils
+
+    wanted = {name: flashinfer if name in _FLASHINFER else import_utils for name in names}
+    return {name: bool(getattr(module, name)()) for name, module in wanted.items() if hasattr(module, name)}
 
 
 def peer_access(ranks: int) -> bool:
@@ -103,9 +107,9 @@ def triton_environment() -> str:
     return ",".join(f"{name}={os.environ[name]}" for name in sorted(names) if name in os.environ)
 
 
-def _conclusions(module: ModuleType) -> Iterator[tuple[str, bool]]:
+def _questions(module: ModuleType) -> Iterator[str]:
     for name, function in sorted(vars(module).items()):
         if name.startswith("has_") and callable(function):
             required = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
             if not required:
-                yield name, bool(function())
+                yield name

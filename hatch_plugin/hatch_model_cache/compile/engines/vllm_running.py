@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import vllm_host, vllm_keys
+from . import vllm_host, vllm_keys, vllm_rules
 
 NAMING = ("model.model", "model.model_weights", "model.revision")
 """The factors that only say where the weights come from.
@@ -25,13 +25,15 @@ that it denies, quantization files as ``quantization``. ``code_revision`` is non
 def facts(model: Any) -> dict[str, str | bool | int | None]:
     """What decides the code and is in no key, by name as in a manifest's ``host_answers`` and ``unkeyed``.
 
+    Of the host's answers, only those that a rule compares: most others import what they are about.
+
     Args:
         model: a live module of a class decorated with ``support_torch_compile``.
     """
     import torch
 
     config = model.vllm_config
-    found = {**vllm_host.host_answers(), **vllm_host.unkeyed(config)}
+    found = {**vllm_host.conclusions(rule.fact for rule in vllm_rules.RULES), **vllm_host.unkeyed(config)}
     ranks = min(config.parallel_config.world_size, torch.cuda.device_count())  # those of this node
     return {**found, "peer_access": ranks <= 1 or vllm_host.peer_access(ranks)}
 
