@@ -89,7 +89,7 @@ _PYTHON = {
     # getattr, type, reduce: only as `calls` and `attributes` say.
     "_functools": "reduce",
     "_operator": "or_",
-    "builtins": "frozenset getattr list set tuple type",
+    "builtins": "bool float frozenset getattr int list set tuple type",
     "collections": "Counter OrderedDict defaultdict",
     "inspect": "Parameter Signature _ParameterKind _empty",
     "logging": "getLogger",
