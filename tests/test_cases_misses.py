@@ -19,6 +19,7 @@ import pytest
 from build_factories import NAME, blob, make_artifacts, make_project, member
 from factories import files_of, make_site, run
 from hatch_model_cache.checking.verdict import Answer
+from hatch_model_cache.compile.engines.layout import FACT, PER_RANK, SINGLE, of_environment
 from hatch_model_cache.compile.engines.vllm_rules import RULES
 from hatch_model_cache.packing.artifacts import read
 from hatch_model_cache.packing.leaks import Watch
@@ -26,7 +27,7 @@ from hatch_model_cache.packing.pack import Packed, pack
 from hatch_model_cache.recipe.file import load_recipe
 from model_cache.engine import caches
 from model_cache.errors import DamagedError
-from verdicts import look_up, observation, verdict
+from verdicts import UNKEYED, look_up, observation, verdict, wheel
 
 
 def packed_with(place: Path, path: str, data: bytes, home: str = "/nonexistent") -> Packed:
@@ -156,6 +157,26 @@ class TestA13:
         found = packed_with(tmp_path, "rank_0_0_dev0/model", blob("dev0"))
         paths = {file.path for entry in found.manifest.entries for file in entry.files}
         assert {"rank_0_0/model", "rank_0_0_dev0/model"} <= paths
+
+    @pytest.mark.parametrize(
+        ("built", "visible", "answer"),
+        [
+            (PER_RANK, None, Answer.HIT),
+            (PER_RANK, "4,5", Answer.HIT),
+            (PER_RANK, "GPU-1f", Answer.UNSAFE),
+            (SINGLE, "GPU-1f", Answer.HIT),
+            (SINGLE, "4,5", Answer.UNSAFE),
+        ],
+    )
+    def test_ranks_that_see_one_gpu_each_need_a_wheel_for_that(
+        self, built: str, visible: str | None, answer: Answer
+    ) -> None:
+        """The wheel of the factories has two ranks."""
+        here = look_up()
+        here["unkeyed"][FACT] = of_environment({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+        found = verdict(observation(here), wheel(unkeyed={**UNKEYED, FACT: built}))
+        assert found.answer is answer
+        assert [reason.factor for reason in found.reasons] == ([FACT] if answer is Answer.UNSAFE else [])
 
 
 class TestA14:

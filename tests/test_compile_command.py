@@ -127,10 +127,16 @@ def test_wrong_usage(run: Command, here: Path, arguments: tuple[str, ...], messa
 
 
 def test_all_problems_at_once(run: Command, here: Path) -> None:
-    code, answer = run("compile", "--target", "h900", "--engine", "vllm==0.1", "--", "vllm", "serve", "M", "--model=x")
+    options = ("--target", "h900", "--engine", "vllm==0.1", "--env", "A")
+    code, answer = run("compile", *options, "--", "vllm", "serve", "M", "--model=x")
     assert code == 2
     problems = answer["error"]["problems"]
-    assert [problem.partition(":")[0] for problem in problems] == ["--target", "--engine", "the command after --"]
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "--target",
+        "--engine",
+        "the command after --",
+        "--env",
+    ]
     assert left(here) == []
 
 

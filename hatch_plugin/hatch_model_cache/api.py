@@ -61,6 +61,7 @@ def compile_model(
     revision: str | None = None,
     served_as: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    device_layout: str | None = None,
     drafts: Mapping[str, StrPath] | None = None,
     out: StrPath | None = None,
     into_cache_root: StrPath | None = None,
@@ -84,6 +85,7 @@ def compile_model(
         revision: the model's commit on the Hub.
         served_as: other strings that the model is served under; each is a key of its own.
         environment: variables that the serving host sets for the engine.
+        device_layout: which GPU each of several ranks uses: ``"per-rank"``, the default, or ``"single"``.
         drafts: speculative models that `serve_args` name → directory with their config.json.
         out: artifact directory to make; it must not exist, or be empty.
         into_cache_root: cache root of an engine, where the result is deployed as a wheel's content would be.
@@ -120,6 +122,7 @@ def compile_model(
         revision=revision,
         served_as=served_as,
         environment=environment or {},
+        device_layout=device_layout,
         drafts={name: os.fspath(path) for name, path in (drafts or {}).items()},
     )
     recipe, notes = request.recipe(asked, words)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from engine import cpu_hosts
 from engine.hosts import SERVE_ARGS, Host
 from hatch_model_cache import targets
+from hatch_model_cache.packing import artifacts
 
 pytestmark = pytest.mark.engine
 
@@ -23,10 +25,12 @@ MODEL = ROOT / "tests" / "data" / "models" / "llama-tiny"
 H100 = "h100-sxm5-80gb"
 
 
-def compile_line(place: Path, engine: str, *options: str, arguments: tuple[str, ...] = SERVE_ARGS) -> Any:
+def compile_line(
+    place: Path, engine: str, *options: str, arguments: Sequence[str] = SERVE_ARGS, target: str = H100
+) -> Any:
     """`model-cache compile` of the command that serves ./llama-tiny, run in `place`; its answer."""
     line = ["--", "vllm", "serve", "./llama-tiny", *arguments]
-    command = [sys.executable, "-m", "model_cache", "compile", "--target", H100, *options, "--json", *line]
+    command = [sys.executable, "-m", "model_cache", "compile", "--target", target, *options, "--json", *line]
     environment = {**os.environ, "MODEL_CACHE_PYTHON": engine}
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=600, check=False)
     return json.loads(done.stdout)
@@ -53,6 +57,23 @@ def test_what_an_engine_has_left_is_taken_to_another_host(serving: Path, tmp_pat
     assert warm.error is None
     assert (warm.loaded, warm.inductor_compiles, warm.ptxas_runs) == (1, 0, 0)
     assert warm.parts > 0
+
+
+def test_a_cpu_engine_serves_what_was_compiled_straight_into_its_root(
+    cpu_engine_python: str, own_wheel: Path, tmp_path: Path
+) -> None:
+    """No wheel for the model is installed: what the plug-in has to know of the entry lies in the cache root."""
+    host = cpu_hosts.make_host(cpu_engine_python, tmp_path, own_wheel)
+    cpu_hosts.write_weights(cpu_engine_python, MODEL, host.work / "llama-tiny")
+    root = tmp_path / "root"
+    options = ("--into-cache-root", str(root))
+    arguments, target = cpu_hosts.SERVE_ARGS, cpu_hosts.here()
+    made = compile_line(host.work, cpu_engine_python, *options, arguments=arguments, target=target)
+    assert set(made["deployed"].values()) == {"deployed"}, made
+    [outcome] = host.starts(cpu_hosts.Start("direct", root, {"VLLM_FORCE_AOT_LOAD": "1"}))
+    assert outcome.tokens
+    assert outcome.compiles == 0
+    assert any(line.startswith("hit backbone rank 0_0") for line in outcome.said), outcome.said
 
 
 def test_the_surroundings_of_a_real_gpu(cpu_engine_python: str, tmp_path: Path) -> None:
@@ -87,3 +108,16 @@ def test_the_surroundings_of_a_real_gpu(cpu_engine_python: str, tmp_path: Path) 
     assert Path(artifact["path"]).is_file()
     assert (result["models"], result["saved"]) == (1, 1)
     assert result["stand_ins"] == [], "nothing was made up"
+
+
+def test_the_second_rank_names_the_first_gpu_where_each_sees_one(engine_python: str, tmp_path: Path) -> None:
+    """In the other layout, which every other build of several ranks has, it names cuda:1."""
+    shutil.copytree(MODEL, tmp_path / "llama-tiny")
+    options = ("--out", "artifacts", "--device-layout", "single")
+    made = compile_line(tmp_path, engine_python, *options, arguments=(*SERVE_ARGS, "--tensor-parallel-size", "2"))
+    assert {tuple(entry["ranks"]) for entry in made["entries"]} == {("0_0", "1_0")}
+    found = artifacts.read(tmp_path / "artifacts")
+    assert found.contents.unkeyed["device.layout"] == "single"
+    [second] = {found.path(source) for _, file, source in found.files() if file.path == "rank_1_0/model"}
+    data = second.read_bytes()
+    assert (b"cuda:0" in data, b"cuda:1" in data) == (True, False)

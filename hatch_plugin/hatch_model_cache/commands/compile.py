@@ -122,9 +122,7 @@ def _recipe(arguments: argparse.Namespace) -> tuple[Recipe, tuple[str, ...]]:
             raise UsageError("give the directory of a recipe or a command after --, not both")
         problems: list[str] = []
         asked = asked_request(arguments, problems)
-        if problems:
-            raise UsageError("No recipe follows from this:", problems)
-        return request.recipe(asked, scaffold.option_words())
+        return request.recipe(asked, scaffold.option_words(), problems)
     if arguments.recipe is None:
         raise UsageError("give the directory of a recipe, or --target NAME and the engine's command after --")
     _refuse_options_of_commands(arguments)
@@ -172,6 +170,7 @@ def _done(compiled: Compiled) -> dict[str, Any]:
             for e in compiled.contents.entries
         ],
         "kernels": _kernels(compiled.contents),
+        "mode": compiled.contents.build.mode,
     }
     if compiled.cache_root is not None:
         found["cache_root"] = str(compiled.cache_root)

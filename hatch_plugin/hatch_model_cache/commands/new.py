@@ -79,6 +79,9 @@ def add_recipe_arguments(parser: argparse._ActionsContainer) -> None:
         "--env", action="append", metavar="NAME=VALUE", default=[], help="what the serving host sets (may be repeated)"
     )
     parser.add_argument(
+        "--device-layout", metavar="LAYOUT", help="GPU of each of several ranks: per-rank (the default) or single"
+    )
+    parser.add_argument(
         "--draft", action="append", metavar="NAME=DIR", default=[], help="a speculative model, and its configuration"
     )
     parser.add_argument("--variant", metavar="WORD", help="word in the name, for several recipes of one model")
@@ -171,6 +174,7 @@ def asked_request(arguments: argparse.Namespace, problems: list[str]) -> Request
         revision=arguments.revision,
         served_as=arguments.served_as or (),
         environment=_pairs("--env", "VALUE", arguments.env, problems),
+        device_layout=arguments.device_layout,
         drafts=_pairs("--draft", "DIR", arguments.draft, problems),
         variant=arguments.variant,
         hardware=arguments.hardware,

@@ -21,12 +21,14 @@ class Surroundings(Protocol):
         patches: what was replaced.
         log: what was asked and made up.
         count: how many devices the engine sees.
+        layout: which of them each rank uses (`engines.layout`).
         mode: what the engine runs in.
     """
 
     kind: str
     patches: Patches
     count: int
+    layout: str
 
     @property
     def log(self) -> Log: ...

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from . import engines
+from .engines import layout
 from .selfcheck import recording
 from .surroundings import Surroundings, surround
 
@@ -83,8 +84,9 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
     Args:
         job: ``task`` ("compile", "describe" or "look-up"), ``engine`` and ``version`` (None: any known one), ``target``
             (its record), ``serve_arguments`` (what the adapter's ``parse`` takes: what follows ``vllm serve``, the
-            model first), for the first two ``served_as`` and ``rank``, and for a compile ``evidence`` (None, or a
-            directory for what kernels were made from) and ``native`` (whether a GPU is the one that is here).
+            model first), for the first two ``served_as``, ``rank`` and ``layout`` (which GPU each rank uses; else it is
+            as this process's environment has it), and for a compile ``evidence`` (None, or a directory for what kernels
+            were made from) and ``native`` (whether a GPU is the one that is here).
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
@@ -105,6 +107,7 @@ def perform(job: Mapping[str, Any], surroundings: Surroundings, progress: Progre
     progress.stage("create the engine's configuration")
     arguments = adapter.parse(job["serve_arguments"])
     surroundings.count = adapter.ranks(arguments)
+    surroundings.layout = job.get("layout") or layout.of_environment()
     config = adapter.create_config(arguments)
     gc.freeze()  # what was imported is no garbage, and looking through it takes seconds
     if job["task"] == "compile":

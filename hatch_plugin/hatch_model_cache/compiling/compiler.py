@@ -250,6 +250,7 @@ def _run(
     description = {
         "task": way.task,
         "native": way.mode == "native",
+        "layout": recipe.device_layout,
         "engine": recipe.engine_name,
         "version": recipe.engine_version,
         "target": targets.load(job.target).as_dict(),

@@ -12,6 +12,7 @@ from typing import Any
 
 from hatch_model_cache import targets
 from hatch_model_cache.compile import engines
+from hatch_model_cache.compile.engines import layout
 from hatch_model_cache.packing.leaks import secret_kind, secret_name
 from hatch_model_cache.packing.wheel_size import size_problem
 from hatch_model_cache.recipe import config_checks, naming, object_store, program_checks
@@ -66,6 +67,7 @@ class _Checker:
             "targets": self.strings("targets", required=True),
             "serve_args": self.strings("serve-args", may_be_empty=True),
             "environment": self.environment(),
+            "device_layout": self.string("device-layout", check=_layout_problem) or layout.PER_RANK,
             "drafts": self.drafts(),
             "factory": self.string("factory", check=program_checks.factory_problem),
             "mode": self.string("mode", check=program_checks.mode_problem) or "mega",
@@ -88,6 +90,7 @@ class _Checker:
         if wrong := object_store.environment_problem(values["served_as"], values["environment"]):
             self.problem(f"environment.{object_store.VARIABLE}", wrong)
         self.evidence(values["targets"], values["keep"], selfcheck=values["selfcheck"])
+        self.layout(values["targets"])
         return values
 
     def unknown_keys(self) -> None:
@@ -181,6 +184,10 @@ class _Checker:
             self.problem("drafts", f"has no {name!r}, which `serve-args` names as speculative model.")
         for name in sorted(set(drafts) - named):
             self.problem(f"drafts.{json.dumps(printable(name))}", "no --speculative-config in `serve-args` names it.")
+
+    def layout(self, names: Sequence[str]) -> None:
+        if "device-layout" in self.table and names and all(targets.load(name).kind != "gpu" for name in names):
+            self.problem("device-layout", "is for GPUs, and the targets are none: leave it away.")
 
     def evidence(self, names: Sequence[str], keep: Sequence[str], *, selfcheck: bool) -> None:
         """What is kept of GPU kernels, and their check."""
@@ -339,6 +346,12 @@ def _engine_problem(engine: str) -> str | None:
 def _python_problem(python: str) -> str | None:
     if not Path(python).is_absolute():
         return f"must be an absolute path, not {python!r}: a build runs in a temporary directory."
+    return None
+
+
+def _layout_problem(name: str) -> str | None:
+    if name not in layout.LAYOUTS:
+        return f"must be {' or '.join(map(json.dumps, layout.LAYOUTS))}, not {name!r}."
     return None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_model_cache.compile.engines.layout import PER_RANK
 from hatch_model_cache.recipe import naming
 from model_cache.errors import UsageError
 
@@ -68,6 +69,12 @@ class Recipe:
     )
     environment: Mapping[str, str] = _option(
         "table of strings", "Environment variables that the serving host sets for the engine", factory=dict
+    )
+    device_layout: str = _option(
+        "string",
+        'GPU that the code of rank *r* names, of several ranks: `"per-rank"`, the *r*-th, as `vllm serve` starts them; '
+        '`"single"`, the first, where a launcher shows every process one GPU only',
+        default=PER_RANK,
     )
     drafts: Mapping[str, str] = _option(
         "table of strings",

@@ -27,7 +27,7 @@ class Request:
         revision: the model's commit; by default what the command says.
         served_as: other model strings that it is served under.
         environment: what the serving host sets, besides what stands in the command.
-        drafts, variant, hardware, name_with_org: as in a recipe.
+        device_layout, drafts, variant, hardware, name_with_org: as in a recipe.
     """
 
     command: Sequence[str]
@@ -37,6 +37,7 @@ class Request:
     revision: str | None = None
     served_as: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    device_layout: str | None = None
     drafts: Mapping[str, str] = field(default_factory=dict)
     variant: str | None = None
     hardware: str | None = None
@@ -74,16 +75,23 @@ def read(request: Request, words: Mapping[str, str], *, version: str = "0") -> R
     return Read(None if problems else recipe, line, tuple(problems))
 
 
-def recipe(request: Request, words: Mapping[str, str]) -> tuple[Recipe, tuple[str, ...]]:
+def recipe(request: Request, words: Mapping[str, str], problems: Sequence[str] = ()) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe of a request, pinned as `model-cache new` pins it, and notes for people.
 
-    Without an engine in the request it is for the one that is installed. Raises UsageError with every problem.
+    Without an engine in the request it is for the one that is installed.
+
+    Args:
+        request: what is asked for.
+        words: as for `read`.
+        problems: what is known to be wrong with it already.
+
+    Raises UsageError with every problem.
     """
     if request.engine is None:
         request = replace(request, engine=interpreter.engine_of_host(engines.SERVERS))
     found = read(request, words)
-    if found.recipe is None or found.line is None:
-        raise UsageError("No recipe follows from this:", list(found.problems))
+    if found.recipe is None or found.line is None or problems:
+        raise UsageError("No recipe follows from this:", [*found.problems, *problems])
     pinned, notes = serve_line.pinned(found.recipe)
     return pinned, (*notes, *left_out(found.line))
 
@@ -107,6 +115,7 @@ def _table(request: Request, line: ServeLine | None) -> dict[str, Any]:
         "targets": list(dict.fromkeys(request.targets)) or None,
         "serve-args": list(line.arguments) if line else [],
         "environment": {**(line.environment if line else {}), **request.environment},
+        "device-layout": request.device_layout,
         "drafts": dict(request.drafts),
         "name-with-org": request.name_with_org,
         "hardware": request.hardware,

@@ -35,7 +35,7 @@ def host_answers() -> dict[str, str | bool | int | None]:
     return answers
 
 
-def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
+def unkeyed(config: Any, _: str) -> dict[str, str | bool | int | None]:
     """Values that decide what is compiled and are in none of the keys, when the model is built.
 
     ``cpu.instructions`` is here all that the CPU can, since a host may have more than the build had;

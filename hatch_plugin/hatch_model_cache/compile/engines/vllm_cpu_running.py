@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import vllm_cpu_host, vllm_running
+from .layout import PER_RANK
 
 NAMING = vllm_running.NAMING
 config_file = vllm_running.config_file
@@ -20,4 +21,4 @@ def facts(model: Any) -> dict[str, str | bool | int | None]:
     Args:
         model: a live module of a class decorated with ``support_torch_compile``.
     """
-    return {**vllm_cpu_host.host_answers(), **vllm_cpu_host.unkeyed(model.vllm_config)}
+    return {**vllm_cpu_host.host_answers(), **vllm_cpu_host.unkeyed(model.vllm_config, PER_RANK)}

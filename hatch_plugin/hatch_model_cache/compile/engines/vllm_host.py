@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from . import vllm_versions
+from .layout import FACT, SINGLE
 
 _PACKAGES = ("flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "nvidia-cutlass-dsl", "quack-kernels")
 _FLASHINFER = ("has_flashinfer", "has_flashinfer_cubin")
@@ -58,13 +59,14 @@ def peer_access(ranks: int) -> bool:
     return bool(platform.is_fully_connected([platform.device_id_to_physical_device_id(rank) for rank in range(ranks)]))
 
 
-def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
+def unkeyed(config: Any, layout: str) -> dict[str, str | bool | int | None]:
     """Values that decide what is compiled and are in none of these versions' keys, when the model is built.
 
     A cache whose values differ is loaded all the same (`vllm_rules` says what then happens).
 
     Args:
         config: the engine's ``VllmConfig``.
+        layout: which GPU each rank uses, one of `layout.LAYOUTS`.
     """
     from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
@@ -74,20 +76,23 @@ def unkeyed(config: Any) -> dict[str, str | bool | int | None]:
         "speculative.num_speculative_tokens": speculative.num_speculative_tokens if speculative else None,
         "attention.backends": ",".join(sorted({b.__name__ for b in get_current_attn_backends(config)})),
         "parallel.tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-        "device.follows_rank": _device_follows_rank(config.parallel_config),
+        "device.follows_rank": _device_follows_rank(config.parallel_config, layout),
+        FACT: layout,
         "triton.environment": triton_environment(),
     }
     return facts
 
 
-def _device_follows_rank(parallel: Any) -> bool:
-    """Whether this process uses the GPU whose number is its rank's, as every build does: generated code holds it.
+def _device_follows_rank(parallel: Any, layout: str) -> bool:
+    """Whether this process uses the GPU that its rank has in a layout, as every build does: generated code holds it.
 
     It does not where a launcher gives rank 0 another GPU without hiding the first, and on all but the first of several
     nodes (``ParallelConfig.get_local_gpu_index``, of the rank in place of the rank on this node).
     """
     import torch
 
+    if layout == SINGLE:
+        return bool(torch.cuda.current_device() == 0)
     return bool(torch.cuda.current_device() == vllm_versions.local_gpu_index(parallel, parallel.rank))
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from .layout import SINGLE
+
 FACTORS = frozenset({"compilation.static_all_moe_layers"})
 """Factors of the key that differ between the ranks of one start: names of layers, which pipeline stages divide among
 themselves (vllm/model_executor/layers/fused_moe/runner/moe_runner.py appends each)."""
 
 
-def executor(config: Any, number: int) -> type:
+def executor(config: Any, number: int, layout: str) -> type:
     """Make `config` that of one rank; the executor that runs it in this process.
 
     As ``EngineCoreProc.run_engine_core`` does: the ranks of a dense model's data parallel replicas know nothing of each
@@ -21,6 +23,7 @@ def executor(config: Any, number: int) -> type:
     Args:
         config: the engine's ``VllmConfig``, for all ranks.
         number: of the rank, counted through all replicas: 0 … world size × data parallel size - 1.
+        layout: which GPU it uses, one of `layout.LAYOUTS`.
     """
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -33,6 +36,8 @@ def executor(config: Any, number: int) -> type:
             parallel.data_parallel_rank = replica
         else:
             parallel.reconfigure_for_independent_dp_rank()
+    if layout == SINGLE:
+        parallel.data_parallel_rank_local = 0  # Worker.init_device counts GPUs from those of the replica
     if parallel.world_size > 1:
         parallel.distributed_executor_backend = "uni"  # not in the key
 
@@ -42,6 +47,6 @@ def executor(config: Any, number: int) -> type:
 
         def _distributed_args(self) -> tuple[str, int, int]:
             method, _, _ = super()._distributed_args()
-            return method, rank, rank
+            return method, rank, 0 if layout == SINGLE else rank
 
     return OneRank

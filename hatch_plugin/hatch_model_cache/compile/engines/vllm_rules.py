@@ -42,6 +42,14 @@ RULES = (
         versions=_CHECKED,
     ),
     Rule(
+        "device.layout",
+        "code of a rank but the first names another GPU than the one it is given, and launches fail",
+        "build with `device-layout` as the ranks are started here: one GPU to be seen by each is `single`",
+        "vllm-project/vllm#38962",
+        ranks_only=True,
+        versions=_CHECKED,
+    ),
+    Rule(
         "triton.environment",
         "these variables change what Triton compiles and are in no key of the engine",
         "set the same TRITON_ variables as the build, or none",

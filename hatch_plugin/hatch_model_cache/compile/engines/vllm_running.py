@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import vllm_host, vllm_keys, vllm_rules
+from .layout import PER_RANK, SINGLE
 
 NAMING = ("model.model", "model.model_weights", "model.revision")
 """The factors that only say where the weights come from.
@@ -33,8 +34,10 @@ def facts(model: Any) -> dict[str, str | bool | int | None]:
     import torch
 
     config = model.vllm_config
-    found = {**vllm_host.conclusions(rule.fact for rule in vllm_rules.RULES), **vllm_host.unkeyed(config)}
-    ranks = min(config.parallel_config.world_size, torch.cuda.device_count())  # those of this node
+    world, visible = config.parallel_config.world_size, torch.cuda.device_count()
+    unkeyed = vllm_host.unkeyed(config, SINGLE if world > 1 and visible == 1 else PER_RANK)
+    found = {**vllm_host.conclusions(rule.fact for rule in vllm_rules.RULES), **unkeyed}
+    ranks = min(world, visible)  # those of this node
     return {**found, "peer_access": ranks <= 1 or vllm_host.peer_access(ranks)}
 
 

@@ -19,8 +19,8 @@ from . import vllm_keys, vllm_rank, vllm_stops
 AOT = "torch_compile_cache/torch_aot_compile"
 """Where AOT artifacts lie under the cache root (vllm/compilation/decorators.py)."""
 
-Unkeyed = Callable[[Any], dict[str, str | bool | int | None]]
-"""What decides the code and is in no key, of the engine's configuration."""
+Unkeyed = Callable[[Any, str], dict[str, str | bool | int | None]]
+"""What decides the code and is in no key, of the engine's configuration and of which GPU each rank uses (`layout`)."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def compile_rank(
     """
     from vllm.compilation.counter import compilation_counter
 
-    noting = _Noting(names, config, unkeyed)
+    noting = _Noting(names, config, unkeyed, surroundings.layout)
     _compiles_something(noting, _start(surroundings, config, rank, noting, on_stage))
     noting.compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
     noting.compiled.hints = _model_infos()
@@ -129,7 +129,7 @@ def describe_rank(
     unkeyed: Unkeyed,
 ) -> Compiled:
     """What `compile_rank` would leave, with every key; nothing is compiled, so its artifacts' files do not exist."""
-    noting = _Noting(names, config, unkeyed)
+    noting = _Noting(names, config, unkeyed, surroundings.layout)
 
     def look_up(model: Any, path: str) -> object:
         return noting(model, path) or object()  # found, as far as the engine can tell
@@ -147,6 +147,7 @@ class _Noting:
     names: list[str]
     config: Any
     unkeyed: Unkeyed
+    layout: str
     compiled: Compiled = field(default_factory=Compiled)
     shared: int = 0
 
@@ -170,7 +171,7 @@ class _Noting:
         if not compiled.factors:
             overridden = {factor for key in keys for factor in key["overrides"]}
             compiled.factors = {name: value for name, value in named.items() if name not in overridden}
-            compiled.unkeyed = self.unkeyed(model.vllm_config)
+            compiled.unkeyed = self.unkeyed(model.vllm_config, self.layout)
         own = {name: value for name, value in named.items() if compiled.factors.get(name) != value}
         for described in keys:  # of a second model in the engine, a draft head: its class, and what else is its own
             described["overrides"] = {**own, **described["overrides"]}
@@ -209,7 +210,7 @@ def look_up_keys(
     def look_up(model: Any, path: str) -> object:
         key = vllm_keys.key_of(Path(path))
         factors = vllm_keys.named_factors(model)
-        looked_up.append(LookUp(model_tag.of(model), key, factors, unkeyed(model.vllm_config)))
+        looked_up.append(LookUp(model_tag.of(model), key, factors, unkeyed(model.vllm_config, surroundings.layout)))
         return object()  # found, as far as the engine can tell; it ends before it would be called
 
     _start(surroundings, config, 0, look_up, on_stage, compile_too=False)
@@ -264,7 +265,7 @@ def _start(
     on_stage("build the model")
     try:
         with surroundings.mode:
-            EngineCore(config, vllm_rank.executor(config, rank), log_stats=False)
+            EngineCore(config, vllm_rank.executor(config, rank, surroundings.layout), log_stats=False)
     except vllm_stops.CompilationDone:
         return len(models)
     raise RuntimeError("the engine started without compiling a model")

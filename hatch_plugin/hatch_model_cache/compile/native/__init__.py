@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from ..engines.layout import PER_RANK
 from ..pretend import parameters
 from ..pretend.device import Log
 from ..pretend.model_loading import install_inspection
@@ -23,7 +24,7 @@ class Native:
     """One CPU.
 
     Attributes:
-        kind, patches, log, count, mode: as `surroundings.Surroundings` says; the engine runs in no mode of ours.
+        kind, patches, log, count, layout, mode: as `surroundings.Surroundings` says; no mode of ours is the engine's.
     """
 
     kind = "cpu"
@@ -32,6 +33,7 @@ class Native:
         self.patches = Patches()
         self.log = Log()
         self.count = 1
+        self.layout = PER_RANK
         self.mode = nullcontext()
         self._weights: Any = None
 

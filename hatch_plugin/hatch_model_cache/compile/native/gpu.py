@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from ..engines.layout import PER_RANK
 from ..pretend.device import Log
 from ..pretend.patches import Patches
 
@@ -19,8 +20,8 @@ class NativeGpu:
     """One GPU, seen by the engine as always.
 
     Attributes:
-        kind, patches, log, count, mode: as `surroundings.Surroundings` says. Nothing is noted in the log: kernels go to
-            the real driver, and are found in the artifacts.
+        kind, patches, log, count, layout, mode: as `surroundings.Surroundings` says. Nothing is noted in the log:
+            kernels go to the real driver, and are found in the artifacts.
     """
 
     kind = "gpu"
@@ -29,6 +30,7 @@ class NativeGpu:
         self.patches = Patches()
         self.log = Log()
         self.count = 1
+        self.layout = PER_RANK
         self.mode = nullcontext()
 
     def before_program(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from hatch_model_cache.targets import Target
 
+from ..engines.layout import PER_RANK
 from . import (
     distributed,
     fake_tensors,
@@ -43,6 +44,7 @@ class Pretence:
     Attributes:
         device: the pretended GPUs and the log of what was asked of them.
         patches: what was replaced.
+        layout: as `surroundings.Surroundings` says.
         mode: the dispatch mode in which tensors on the GPU are fake; set by `before_engine_import`.
     """
 
@@ -52,6 +54,7 @@ class Pretence:
         self.device = Device(target, count)
         self.patches = Patches()
         self.mode: Any = None
+        self.layout = PER_RANK
 
     @property
     def count(self) -> int:
