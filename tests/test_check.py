@@ -233,6 +233,8 @@ def test_the_engine_is_asked_with_exactly_the_command_and_the_environment(
     assert environment["VLLM_FROM_COMMAND"] == "1"
     assert environment["MODEL_CACHE_DISABLE"] == "1", "a check deploys nothing"
     assert environment["VLLM_CACHE_ROOT"].startswith(str(tmp_path / "temporary")), "a check leaves nothing"
+    assert environment["TMPDIR"].startswith(str(tmp_path / "temporary/model-cache-check-"))
+    assert list((tmp_path / "temporary").iterdir()) == []
     assert seen["cwd"] == str(Path.cwd())
     assert list((tmp_path / "temporary").iterdir()) == []
 
