@@ -6,7 +6,7 @@ VERSIONS ?= $(patsubst engines/vllm-%.txt,%,$(wildcard engines/vllm-[0-9]*.txt))
 TESTS ?=
 
 .PHONY: demo test lint fast page-tests publish-tests fleet-tests engine-tests torture fuzz engines versions bench key-factors key-factors-cpu
-.PHONY: coverage clean
+.PHONY: coverage selfcheck mutation clean
 
 demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
 	$(BIN)/python examples/demo.py
@@ -59,6 +59,12 @@ key-factors-cpu: engines  ## the same for vLLM on this CPU, with real starts, in
 coverage: engines  ## what can be compiled for which GPU, on the real vLLM, into docs/coverage.md (hours; goes on where it was)
 	$(BIN)/python tests/cells/run.py
 
+selfcheck: engines  ## kernels of some models, checked without a GPU, into docs/selfcheck.md (~15 min; goes on where it was)
+	$(BIN)/python tests/kernels/run.py
+
+mutation: engines  ## what the gates of selfcheck catch when kernels are changed, into docs/selfcheck.md (~10 min)
+	$(BIN)/python tests/kernels/run.py --mutation
+
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -66,4 +72,4 @@ coverage: engines  ## what can be compiled for which GPU, on the real vLLM, into
 	touch $@
 
 clean:
-	rm -rf .venv .engines .cells .demo .matrix
+	rm -rf .venv .engines .cells .demo .matrix .selfcheck

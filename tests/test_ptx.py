@@ -295,7 +295,7 @@ SWAP = """
 FIRST
   xor.b32 %r7, %r2, 32;
   mad.lo.s32 %r7, %r7, 4, %r5;
-  ld.shared.b32 %r8, [%r7];
+  ld.shared::cta.b32 %r8, [%r7];
 SECOND
   st.shared.b32 [%r6], %r8;
   ld.shared.b32 %r8, [%r6];
@@ -307,6 +307,10 @@ SECOND
 def test_shared_memory_needs_barriers(barrier: str) -> None:
     body = SWAP.replace("FIRST", barrier).replace("SECOND", barrier)
     assert run(body, [0] * 128, threads=64, blocks=2, shared=256) == [lane ^ 32 for lane in range(64)] * 2
+
+
+def test_a_barrier_needs_no_shared_memory() -> None:
+    assert run("  bar.sync 0;\n  st.global.b32 [%rd2], %r2;", [0] * 64, threads=64) == list(range(64))
 
 
 @pytest.mark.parametrize(("first", "second", "told"), [("", "bar.sync 0;", "read"), ("bar.sync 0;", "", "write")])

@@ -18,6 +18,7 @@ from hatch_model_cache.packing.wheel_size import check_size, parse_size
 from hatch_model_cache.recipe import naming
 from hatch_model_cache.recipe.file import build_table, parse, version_warnings
 from hatch_model_cache.recipe.recipe import HOOK, WEIGHT_SUFFIXES, Recipe, config_files
+from hatch_model_cache.selfcheck import evidence, subject
 from model_cache.errors import DamagedError, ModelCacheError, UsageError
 from model_cache.wheel.names import normalize, printable
 
@@ -144,6 +145,7 @@ class ModelCacheBuildHook(BuildHookInterface[Any]):
         for member, source in packed.members().items():
             include[str(_not_executable(source, staging / Path(member).name))] = f"{package}/{member}"
         _add_sbom(packed, staging, build_data)
+        _add_evidence(artifacts, staging, build_data)
         build_data["tag"] = packed.tag
         build_data["pure_python"] = packed.pure
         self._packed = packed
@@ -228,6 +230,15 @@ def _add_sbom(packed: Packed, staging: Path, build_data: dict[str, Any]) -> None
         build_data["sbom_files"].append(str(path))
     else:  # an older hatchling knows only dist-info/extra_metadata
         build_data["extra_metadata"][str(path)] = f"sboms/{sbom.FILE_NAME}"
+
+
+def _add_evidence(artifacts: Artifacts, staging: Path, build_data: dict[str, Any]) -> None:
+    """Put what the kernels were made from into dist-info, if the artifacts keep it."""
+    data = subject.evidence_of(artifacts)
+    if data is not None:
+        path = staging / evidence.NAME
+        path.write_bytes(data)
+        build_data["extra_metadata"][str(path)] = evidence.NAME
 
 
 def _not_executable(source: Path, copy: Path) -> Path:

@@ -40,6 +40,7 @@ BUILD_COMMANDS = {
     "pull": "download or install a wheel from the Hub",
     "push": "publish a wheel on the Hub",
     "rehearse": "start an unmodified engine under a pretended GPU and say whether it loads its cache",
+    "selfcheck": "check a wheel's GPU kernels without a GPU",
     "sign": "sign finished wheels",
     "sigstore": "sign a finished wheel with an identity instead of a key",
     "targets": "list, show and probe the GPUs that a recipe can name",

@@ -19,6 +19,7 @@ MODULES = {
     "pull": "hub",
     "push": "hub",
     "rehearse": "rehearse",
+    "selfcheck": "selfcheck",
     "sign": "signing",
     "sigstore": "signing",
     "targets": "targets",

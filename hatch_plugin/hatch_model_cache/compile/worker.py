@@ -82,14 +82,19 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
     """Do what `job` says.
 
     Args:
-        job: ``task`` ("compile", "describe" or "look-up"), ``engine`` and ``version`` (None: any known one), ``target``
-            (its record), ``serve_arguments`` (what the adapter's ``parse`` takes: what follows ``vllm serve``, the
-            model first), for the first two ``served_as``, ``rank`` and ``layout`` (which GPU each rank uses; else it is
-            as this process's environment has it), and for a compile ``evidence`` (None, or a directory for what kernels
-            were made from) and ``native`` (whether a GPU is the one that is here).
+        job: ``task`` ("compile", "describe", "look-up", or "selfcheck": see `selfcheck.job.check`), ``engine`` and
+            ``version`` (None: any known one), ``target`` (its record), ``serve_arguments`` (what the adapter's
+            ``parse`` takes: what follows ``vllm serve``, the model first), for the first two ``served_as``, ``rank``
+            and ``layout`` (which GPU each rank uses; else it is as this process's environment has it), and for a
+            compile ``evidence`` (None, or a directory for what kernels were made from) and ``native`` (whether a GPU
+            is the one that is here).
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
+    if job["task"] == "selfcheck":
+        from .selfcheck import job as selfcheck
+
+        return selfcheck.check(job, progress.stage)
     progress.stage("import the engine")
     native = job.get("native", False)
     with surround(job["target"], scratch=scratch, engine=job["engine"], native=native) as surroundings:

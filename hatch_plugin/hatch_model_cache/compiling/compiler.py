@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import json
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from hatch_model_cache.compiling.progress import Progress, Silent
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.packing.pack import pack
 from hatch_model_cache.recipe.recipe import Recipe, config_files
+from hatch_model_cache.selfcheck import checker, subject
 from model_cache.errors import CompileError, DamagedError, UsageError
 from model_cache.store.files import human
 from model_cache.wheel.names import counted, printable
@@ -115,6 +117,8 @@ def compile_recipe(
             logs = [engine_process.keep_log(scratch / job.directory, str(job)) for job, _ in results]
             told = f"What the engine left cannot be shipped (logs: {', '.join(map(str, logs))}):"
             raise CompileError(told, error.problems or [error.message]) from None
+        if recipe.selfcheck:
+            _check_kernels(staging, python, progress or Silent())
         staging.chmod(0o755)
         try:
             if out.exists():
@@ -122,6 +126,15 @@ def compile_recipe(
             staging.rename(out)
         except OSError as error:
             raise _cannot_be_made(out, error) from None
+
+
+def _check_kernels(directory: Path, python: str, progress: Progress) -> None:
+    """Check the kernels of an artifact directory; the report goes to its logs. Raises CompileError if one fails."""
+    report = checker.check(subject.of_artifacts(artifacts.read(directory)), python, progress)
+    text = json.dumps({**report.as_dict(), "subject": None}, indent=1) + "\n"
+    (directory / artifacts.LOGS / "selfcheck.json").write_text(text, "utf-8")
+    if problem := report.problem("the recipe's kernels"):
+        raise CompileError(problem.message, problem.problems)
 
 
 def _checked(out: Path) -> Path:

@@ -28,8 +28,11 @@ class Lineage:
 
 
 @dataclass(frozen=True)
-class Input:
-    """An input of a region. dtype: torch's name, or Python's type of a number; sizes that vary have a symbol's name."""
+class Value:
+    """A tensor of a region; or a size (dtype "int"), or something else that is handed through ("object").
+
+    dtype: torch's name; shape, strides: numbers, and for what varies the name of a symbol.
+    """
 
     dtype: str
     shape: tuple[str, ...]
@@ -37,12 +40,26 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A call of a library's operator in a region. writes: numbers of the arguments that it writes to."""
+
+    operator: str
+    writes: tuple[int, ...]
+    results: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
 class Region:
-    """One graph that Inductor compiled. graph, wrapper: SHA-256 of what it was given and of the program it wrote."""
+    """One graph that Inductor compiled.
+
+    graph, wrapper: SHA-256 of what it was given and of the program it wrote; inputs: of the graph; calls: of operators
+    that are not torch's own, in the graph's order.
+    """
 
     graph: str
     wrapper: str
-    inputs: tuple[Input, ...]
+    inputs: tuple[Value, ...]
+    calls: tuple[Call, ...]
     target: str
 
 
@@ -66,13 +83,22 @@ def read_region(f: Fields) -> Region:
     return Region(
         graph=f.text("graph", SHA256),
         wrapper=f.text("wrapper", SHA256),
-        inputs=f.objects("inputs", _input),
+        inputs=f.objects("inputs", _value),
+        calls=f.objects("calls", _call),
         target=f.text("target", WORD),
     )
 
 
-def _input(f: Fields) -> Input:
-    return Input(
+def _call(f: Fields) -> Call:
+    return Call(
+        operator=f.text("operator", IDENTIFIER),
+        writes=f.integers("writes"),
+        results=f.objects("results", _value),
+    )
+
+
+def _value(f: Fields) -> Value:
+    return Value(
         dtype=f.text("dtype", IDENTIFIER),
         shape=f.texts("shape", SOME, unique=False),
         strides=f.texts("strides", SOME, unique=False),

@@ -122,8 +122,13 @@ class Fields:
 
     def integer(self, key: str, minimum: int = 0) -> int:
         found, value = self._get(key)
-        if not found:
-            return 0
+        return self._integer(key, value, minimum) if found else 0
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of integers from 0 on."""
+        return tuple(self._integer(f"{key}[{i}]", value, 0) for i, value in enumerate(self._list(key, 0)))
+
+    def _integer(self, key: str, value: object, minimum: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             self.problem(key, f"must be an integer, not {_type(value)}")
         elif not minimum <= value <= MAX_INTEGER:

@@ -39,6 +39,7 @@ class Region:
     graph: str
     wrapper: str
     inputs: tuple[Mapping[str, Any], ...]
+    calls: tuple[Mapping[str, Any], ...]
 
 
 @dataclass
@@ -165,20 +166,42 @@ def _note_regions(patches: Patches, record: Record) -> None:
         module = to_module(self, wrapper_code)
         graph = record.text(self.orig_gm.print_readable(print_output=False))
         wrapper = record.text(wrapper_code.value)
-        inputs = tuple(_input(node) for node in self.orig_gm.graph.nodes if node.op == "placeholder")
-        record.regions.setdefault((graph, wrapper), Region(graph, wrapper, inputs))
+        nodes = list(self.orig_gm.graph.nodes)
+        inputs = tuple(_described(node.meta.get("val")) for node in nodes if node.op == "placeholder")
+        calls = tuple(_call(node) for node in nodes if _is_library_call(node.target))
+        record.regions.setdefault((graph, wrapper), Region(graph, wrapper, inputs, calls))
         return module
 
     why = "what Inductor is given, and the wrapper that it writes"
     patches.set(GraphLowering, "_compile_to_module_lines", noted, why=why, checked=CHECKED)
 
 
-def _input(node: Any) -> dict[str, Any]:
-    """An input of a graph: its dtype ("int" for a size), shape and strides; sizes that vary by their symbol's name."""
+OWN_NAMESPACES = frozenset({"_inductor_test", "aten", "inductor", "inductor_prims", "prims", "rngprims"})
+"""Of operators that torch itself brings and that run on a CPU."""
+
+
+def _is_library_call(target: Any) -> bool:
     import torch
 
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in OWN_NAMESPACES
+
+
+def _call(node: Any) -> dict[str, Any]:
+    """A call of an operator that is not torch's own: its name, which arguments it writes to, and what it returns."""
+    parameters = node.target._schema.arguments
+    writes = [i for i, p in enumerate(parameters) if p.alias_info is not None and p.alias_info.is_write]
     value = node.meta.get("val")
+    results = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    return {"operator": str(node.target), "writes": writes, "results": [_described(result) for result in results]}
+
+
+def _described(value: Any) -> dict[str, Any]:
+    """A value by its dtype ("int" for a size), shape and strides; sizes that vary by their symbol's name."""
+    import torch
+
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return {"dtype": dtype, "shape": list(map(str, value.shape)), "strides": list(map(str, value.stride()))}
-    return {"dtype": type(value).__name__, "shape": [str(value)], "strides": []}
+    if isinstance(value, (int, torch.SymInt)):
+        return {"dtype": "int", "shape": [str(value)], "strides": []}
+    return {"dtype": "object", "shape": [], "strides": []}

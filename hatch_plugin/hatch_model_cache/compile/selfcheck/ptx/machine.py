@@ -345,8 +345,8 @@ def _access(instruction: Instruction) -> tuple[str, int, str]:
     *modifiers, kind = instruction.modifiers
     space, count = "", 1
     for modifier in modifiers:
-        if modifier in ("global", "shared", "param"):
-            space = modifier
+        if modifier in ("global", "shared", "shared::cta", "param"):
+            space = modifier.removesuffix("::cta")
         elif vector := _VECTOR.fullmatch(modifier):
             count = int(vector[1])
         elif not _CACHE_HINT.fullmatch(modifier):

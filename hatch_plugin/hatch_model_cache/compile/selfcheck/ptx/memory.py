@@ -77,8 +77,9 @@ class SharedMemory:
 
     def barrier(self, blocks: Array) -> None:
         """All threads of `blocks` have met: what was touched before is safe."""
-        for touched in (self._writer, self._reader):
-            touched.reshape(-1, max(self._size, 1))[blocks] = _NOBODY
+        if self._size:
+            for touched in (self._writer, self._reader):
+                touched.reshape(-1, self._size)[blocks] = _NOBODY
 
     def load(self, blocks: Array, warps: Array, addresses: Array, size: int) -> Array:
         """`size` bytes from each address of the thread's block, as rows. warps: numbers that no two warps share."""

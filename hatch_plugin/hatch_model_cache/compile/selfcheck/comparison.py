@@ -1,0 +1,99 @@
+"""How far two results may be apart: the PTX's from the source's, and the region's from the eager one's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+STEPS_SHARE = 2.0**-10
+"""Share of 16-bit (or narrower) floats that may be one step apart: sums in another order, rounded across a boundary."""
+
+FLOAT32_STEPS = 16
+"""Units in the last place that a float32 may be apart, of itself or of the tensor's typical value."""
+
+OUTLIER = 4
+"""By how much the largest of a few errors may exceed their root of mean square."""
+
+FACTOR = 1.5
+"""By how much a region's error may exceed the eager one's."""
+
+
+def same_result(found: Any, expected: Any) -> str | None:
+    """How a tensor from the PTX differs from the interpreted source's by more than rounding; None if it does not."""
+    import torch
+
+    if found.dtype.is_floating_point and found.dtype.itemsize > 2:
+        return _close(found, expected)
+    if not found.dtype.is_floating_point:
+        different = int((found != expected).sum())
+        return f"{different} of {found.numel()} integers differ" if different else None
+    integer = torch.int16 if found.dtype.itemsize == 2 else torch.int8
+    bits, wanted = (_ordered(t.contiguous().view(integer)) for t in (found, expected))
+    both_nan = found.float().isnan() & expected.float().isnan()
+    apart = (bits - wanted).abs().masked_fill(both_nan, 0)
+    far = int((apart > 1).sum())
+    if far:
+        return f"{far} of {found.numel()} values differ, one by {int(apart.max())} steps"
+    near = int((apart == 1).sum())
+    if near > max(1, STEPS_SHARE * found.numel()):
+        return f"{near} of {found.numel()} values are one step apart"
+    return None
+
+
+def _ordered(bits: Any) -> Any:
+    """Bit patterns of floats as integers in the order of the values; both zeros are 0."""
+    import torch
+
+    wide = bits.to(torch.int64)
+    smallest = -(1 << (8 * bits.dtype.itemsize - 1))
+    return torch.where(wide < 0, smallest - wide, wide)
+
+
+def _close(found: Any, expected: Any) -> str | None:
+    a, b = found.double(), expected.double()
+    both_nan = a.isnan() & b.isnan()
+    step = 2.0**-23 if found.dtype.itemsize == 4 else 2.0**-52
+    finite = b[b.isfinite()].abs()
+    typical = float(finite.median()) if finite.numel() else 0.0
+    allowed = FLOAT32_STEPS * step * b.abs().clamp_min(typical)
+    wrong = ~(((a - b).abs() <= allowed) | both_nan | (a == b))
+    count = int(wrong.sum())
+    return (
+        f"{count} of {found.numel()} values differ, one by {float((a - b).abs()[wrong].max()):.3g}" if count else None
+    )
+
+
+def close_to_exact(found: Any, eager: Any, exact: Any) -> str | None:
+    """Why a tensor of the region is further from the exact one than eager execution is; None if it is not.
+
+    Compares the error of every row (root of mean square) with the eager one's in that row, and the error of every
+    element, relative to its row, with the largest that eager execution has. Never asks for more than half a step of the
+    dtype.
+    """
+    import torch
+
+    if not found.dtype.is_floating_point:
+        different = int((found != eager).sum())
+        return f"{different} of {found.numel()} integers differ from the eager ones" if different else None
+    if found.shape != eager.shape:
+        return f"shape {tuple(found.shape)} instead of {tuple(eager.shape)}"
+    rows = [t.double().reshape(-1, t.shape[-1] if t.dim() else 1) for t in (found, eager, exact)]
+    unset = rows[1].isnan() & rows[2].isnan()  # nothing wrote it, in the eager run either
+    if bool(unset.all()):
+        return None
+    ours, theirs = ((t - rows[2]).abs().masked_fill(unset, 0) for t in (rows[0], rows[1]))
+    size = rows[2].abs().masked_fill(unset, 0)
+    if not bool(torch.isfinite(ours).all()):
+        return "values that are not finite"
+    step = torch.finfo(found.dtype).eps
+    ours_row, theirs_row, size_row = (t.pow(2).mean(1).sqrt() for t in (ours, theirs, size))
+    allowed_row = FACTOR * torch.maximum(theirs_row, step / 2 * size_row)
+    worst = (ours_row - allowed_row).argmax()
+    if bool(ours_row[worst] > allowed_row[worst]):
+        ratio = float(ours_row[worst] / (allowed_row[worst] / FACTOR))
+        return f"row {int(worst)} is {ratio:.3g} times as far from float32 as eager execution"
+    # of elements relative to their rows: one row holds too few for its largest error to be a measure
+    scale = torch.maximum(size_row, torch.finfo(torch.float32).tiny * torch.ones_like(size_row))[:, None]
+    relative = theirs / scale
+    most = torch.maximum(relative.max(), OUTLIER * relative.pow(2).mean().sqrt()) * scale
+    far = int((ours > FACTOR * torch.maximum(most, step * size)).sum())
+    return f"{far} of {found.numel()} elements are too far from float32" if far else None

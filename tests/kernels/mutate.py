@@ -1,0 +1,169 @@
+"""In the engine's interpreter: change one thing of a kernel at a time, and see whether its gate says so.
+
+    TRITON_INTERPRET=1 python tests/kernels/mutate.py ARTIFACTS ANSWER [NUMBER]
+
+A changed source goes through the gate `source-checked`, a changed PTX through `ptx-checked`, NUMBER of each, drawn
+evenly. Of a change that passes, the results are compared bit by bit with those of the unchanged kernel, on the same
+launches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "hatch_plugin")]
+
+from hatch_model_cache.compile.pretend.patches import Patches  # noqa: E402
+from hatch_model_cache.compile.selfcheck import gates, graph, inputs  # noqa: E402
+from hatch_model_cache.compile.selfcheck.ptx import FaultError, UnsupportedError  # noqa: E402
+from hatch_model_cache.compile.selfcheck.ptx.program import Program, parse  # noqa: E402
+from hatch_model_cache.compile.selfcheck.triton_interpreter import Bounds, mend  # noqa: E402
+from hatch_model_cache.compile.selfcheck.wrapper import Config, Launch, Wrappers  # noqa: E402
+from kernels import mutants  # noqa: E402
+
+Answer = dict[str, Any]
+
+
+def evenly(found: Sequence[Any], number: int) -> list[Any]:
+    """`number` of them, or all."""
+    return (
+        [found[i * len(found) // number] for i in range(min(number, len(found)))]
+        if len(found) > number
+        else list(found)
+    )
+
+
+class Bench:
+    """The regions and kernels of an artifact directory."""
+
+    def __init__(self, directory: Path) -> None:
+        document = json.loads((directory / "artifacts.json").read_text("utf-8"))
+        self.texts = {path.name: path.read_text("utf-8") for path in (directory / "evidence").iterdir()}
+        self.regions = document["regions"]
+        self.kernels = [kernel for kernel in document["kernels"] if kernel["lineage"]["source"]]
+        configs: dict[str, list[Config]] = {}
+        for kernel in self.kernels:
+            configs.setdefault(kernel["lineage"]["source"], []).append(config_of(kernel))
+        patches, bounds = Patches(), Bounds()
+        mend(patches, bounds)
+        self.gate = gates.Regions(Wrappers(patches, bounds, configs), graph.Libraries(patches))
+
+    def run(self, region: Mapping[str, Any], wrapper: str) -> tuple[gates.RegionResult, list[Launch]]:
+        """A region through its gate with this wrapper; its launches."""
+        launches: list[Launch] = []
+        result = self.gate.check(region, (self.texts[region["graph"]], wrapper), launches.append)
+        return result, launches
+
+
+def config_of(kernel: Mapping[str, Any]) -> Config:
+    lineage = kernel["lineage"]
+    return Config(tuple(lineage["config"].items()), lineage["warps"], lineage["stages"])
+
+
+def results(launches: Sequence[Launch]) -> str:
+    """A digest of everything that launches left."""
+    digest = hashlib.sha256()
+    for launch in launches:
+        for data in launch.after.values():
+            digest.update(data.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def sources(bench: Bench, number: int) -> list[Answer]:
+    """Changed sources; each wrapper holds the sources of its kernels."""
+    every = []
+    seen = set()
+    for region in bench.regions:
+        wrapper = bench.texts[region["wrapper"]]
+        for kernel in bench.kernels:
+            digest = kernel["lineage"]["source"]
+            source = bench.texts[digest].strip("\n")
+            if digest not in seen and source in wrapper:
+                seen.add(digest)
+                every += [(region, kernel, source, mutant) for mutant in mutants.of_source(source)]
+    answers: list[Answer] = []
+    plain: dict[str, str] = {}
+    for region, kernel, source, mutant in evenly(every, number):
+        if region["wrapper"] not in plain:
+            plain[region["wrapper"]] = first_configs(bench.run(region, bench.texts[region["wrapper"]])[1])
+        wrapper = bench.texts[region["wrapper"]].replace(source, mutant.text)
+        result, launches = bench.run(region, wrapper)
+        told = result.failure or result.refused
+        same = told is None and first_configs(launches) == plain[region["wrapper"]]
+        answers.append(answer(kernel, mutant, told, same=same))
+    return answers
+
+
+def first_configs(launches: Sequence[Launch]) -> str:
+    """A digest of the launches, of one configuration of each kernel: a changed source has no other."""
+    return results(
+        [launch for n, launch in enumerate(launches) if not n or launch.before is not launches[n - 1].before]
+    )
+
+
+def ptx(bench: Bench, number: int) -> list[Answer]:
+    """Changed PTX, on launches of the unchanged sources."""
+    launches: dict[tuple[str, Config], list[Launch]] = {}
+    for region in bench.regions:
+        for launch in bench.run(region, bench.texts[region["wrapper"]])[1]:
+            found = launches.setdefault((launch.source, launch.config), [])
+            if len(found) < len(inputs.TOKENS):
+                found.append(launch)
+    every = [
+        (kernel, mutant) for kernel in bench.kernels for mutant in mutants.of_ptx(bench.texts[kernel["lineage"]["ptx"]])
+    ]
+    answers = []
+    for kernel, mutant in evenly(every, number):
+        mine = launches[kernel["lineage"]["source"], config_of(kernel)]
+        told = None
+        try:
+            changed = parse(mutant.text)
+            told = next(filter(None, (gates.check_launch(changed, launch, kernel["shared"]) for launch in mine)), None)
+            told = told or gates.check_assertions(changed, mine[0], kernel["shared"])
+        except UnsupportedError as error:
+            told = f"refused: {error}"
+        same = told is None and same_bits(changed, parse(bench.texts[kernel["lineage"]["ptx"]]), mine, kernel["shared"])
+        answers.append(answer(kernel, mutant, told, same=same))
+    return answers
+
+
+def same_bits(changed: Program, plain: Program, launches: Sequence[Launch], shared: int) -> bool:
+    """Whether both leave the same bits everywhere."""
+    for launch in launches:
+        try:
+            one, other = (gates.run_ptx(program, launch, launch.before, shared) for program in (changed, plain))
+        except FaultError:
+            return False
+        if any(not one[place].equal(other[place]) for place in one):
+            return False
+    return True
+
+
+def answer(kernel: Mapping[str, Any], mutant: mutants.Mutant, told: str | None, *, same: bool) -> Answer:
+    return {"kernel": kernel["name"], "what": mutant.what, "line": mutant.line, "told": told, "same": same}
+
+
+def main() -> int:
+    directory, out = Path(sys.argv[1]), Path(sys.argv[2])
+    number = int(sys.argv[3]) if len(sys.argv) > 3 else 240
+    bench = Bench(directory)
+    begun = time.monotonic()
+    answers = {"ptx": ptx(bench, number), "source": sources(bench, number)}
+    answers["seconds"] = round(time.monotonic() - begun)  # type: ignore[assignment]
+    out.write_text(json.dumps(answers, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    for kind in ("source", "ptx"):
+        found = answers[kind]
+        caught = sum(1 for one in found if one["told"])
+        print(f"{kind}: {len(found)} changes, {caught} caught, {sum(1 for one in found if one['same'])} change no bit")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
