@@ -75,7 +75,9 @@ def test_a_factory_of_the_environment_needs_no_directory(project: Path) -> None:
     [
         ({"factory": None}, ["factory: is required for the engine torch==2.13.0"]),
         ({"factory": "block.make"}, ['factory: must be "module:function"']),
-        ({"mode": "standalone"}, ["mode: 'standalone' is not supported; there is mega."]),
+        ({"mode": "standalone"}, ["mode: 'standalone' is not supported: torch's standalone artifact checks no guard"]),
+        ({"mode": "aot"}, ["mode: 'aot' is not supported: the guards of torch's aot_compile, made without weights"]),
+        ({"mode": "mini"}, ["mode: 'mini' is not supported; there is mega."]),
         ({"serve-args": []}, ["serve-args: is for engines that serve a model"]),
         ({"served-as": ["x"], "revision": "y"}, ["revision: is for engines", "served-as: is for engines"]),
         (

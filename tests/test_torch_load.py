@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import model_cache.torch
-from factories import make_cpu, make_cpu_document, make_cpu_host, members, record, write_zip
+from factories import make_cpu, make_cpu_document, make_cpu_host, make_host, make_wheel, members, record, write_zip
 from model_cache.engine import mends
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError, NotTrustedError, UsageError
 from model_cache.machine.host import Host
@@ -157,6 +157,23 @@ def test_a_cache_that_is_none_is_refused(torch: FakeTorch, tmp_path: Path) -> No
     with pytest.raises(DamagedError, match="its cache of torch has the format 9, known is 1"):
         model_cache.torch.load(wheel(tmp_path / "dist", mega_bytes(version=9)))
     assert torch.given == []
+
+
+def test_an_unmodified_program_cannot_use_a_cpu_s_wheel(torch: FakeTorch, tmp_path: Path) -> None:
+    with pytest.raises(MismatchError, match=r"is for a CPU: .* only a program that calls `model_cache\.torch\.load`"):
+        model_cache.torch.main([wheel(tmp_path / "dist")])
+    assert (torch.given, torch.cache.exists()) == ([], False)
+
+
+def test_an_unmodified_program_finds_a_gpu_s_wheel(
+    torch: FakeTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    be(monkeypatch, make_host(engine="torch", engine_version="2.14.0"))
+    contents = {ENTRY: {"rank_0_0/mega.bin": CACHE}}
+    path = make_wheel(tmp_path / "dist", contents, changes=ENGINE | {"engine.version": "2.14.0"})
+    assert model_cache.torch.main([str(path)]) == 0
+    assert torch.given == [CACHE]
+    assert f"3 parts for h100-sxm5-80gb in {torch.cache}" in capsys.readouterr().out
 
 
 def test_a_wheel_without_a_mega_cache_is_refused(torch: FakeTorch, tmp_path: Path) -> None:

@@ -9,6 +9,10 @@ torch looks for each compiled graph under a key that it computes itself, of the 
 So a program that is another one than the recipe's finds nothing and compiles: slower, never wrong. What no key holds
 (the CPU's instruction set, a GPU's number of SMs) is compared here, and a wheel for another machine is refused.
 
+    python -m model_cache.torch model-cache-torch-llama-h200
+
+does the same for programs that are not changed: it leaves a GPU's wheel in the directory TORCHINDUCTOR_CACHE_DIR.
+
 Imports the standard library only; torch when `load` has found the wheel good.
 """
 
@@ -16,11 +20,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from model_cache import console
 from model_cache.engine import mends
 from model_cache.errors import DamagedError, MismatchError, ModelCacheError
 from model_cache.machine import fit
@@ -30,9 +36,9 @@ from model_cache.wheel import mega
 from model_cache.wheel.lookup import open_payload
 from model_cache.wheel.manifest import Entry, File, Manifest
 from model_cache.wheel.payload import Payload
-from model_cache.wheel.verify import blob_path, verify
+from model_cache.wheel.verify import blob_path, read_manifest, verify
 
-__all__ = ["Loaded", "Use", "load"]
+__all__ = ["Loaded", "Use", "fill", "load"]
 
 ENGINE = "torch"
 KERNELS = "inductor/"
@@ -118,6 +124,38 @@ def load(name: str) -> Loaded:
     )
 
 
+def fill(name: str) -> Loaded:
+    """As `load`, for programs that do not call it: what torch is given stays in its cache directory, and a program that
+    is started with the same TORCHINDUCTOR_CACHE_DIR finds it there.
+
+    Raises:
+        MismatchError: also if the wheel is for a CPU, whose kernels are found only in a process that `load` has mended.
+        The others of `load`.
+    """
+    with open_payload(name) as payload:
+        manifest = read_manifest(payload).manifest
+        if any(target.kind == "cpu" for target in manifest.targets):
+            raise MismatchError(
+                f"{payload.label} is for a CPU: torch names its kernels by the environment's paths, "
+                "so only a program that calls `model_cache.torch.load` finds them"
+            )
+    return load(name)
+
+
+def main(words: Sequence[str]) -> int:
+    """`python -m model_cache.torch NAME`: `fill`."""
+    parser = console.Parser(
+        prog="python -m model_cache.torch",
+        description="Fill torch's cache directory (TORCHINDUCTOR_CACHE_DIR) from a GPU's wheel, for programs that are "
+        "not changed.",
+    )
+    parser.add_argument("name", metavar="NAME|WHEEL", help="an installed wheel, or the path of one")
+    loaded = fill(parser.parse_args(words).name)
+    parts = sum(loaded.parts.values())
+    sys.stdout.write(f"{loaded.name} {loaded.version}: {parts} parts for {loaded.target} in {_directory()}\n")
+    return 0
+
+
 def _mega_cache(payload: Payload, manifest: Manifest, targets: Collection[str]) -> tuple[Entry, File]:
     """The entry for this host, and the one file in it that torch is given."""
     for entry in manifest.entries:
@@ -135,13 +173,19 @@ def _content(payload: Payload, file: File) -> bytes:
     return data
 
 
-def _write_kernels(payload: Payload, kernels: list[File]) -> None:
-    """Put shared objects where Inductor looks for them. One that is there with the same bytes stays."""
-    if not kernels:
-        return
+def _directory() -> str:
+    """Where torch keeps its caches: TORCHINDUCTOR_CACHE_DIR, else one below TMPDIR."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    path = cache_dir()
+    return str(cache_dir())
+
+
+def _write_kernels(payload: Payload, kernels: list[File]) -> None:
+    """Put shared objects where Inductor looks for them. One that is there with the same bytes stays.
+
+    The directory is judged also when there are none: torch unpickles what it finds there.
+    """
+    path = _directory()
     with files.system_errors(path):
         root = place.open_judged(path, create=True)
         try:
@@ -195,3 +239,7 @@ def _use() -> Use:
 
     found = counters["aot_autograd"]
     return Use(found["autograd_cache_hit"], found["autograd_cache_miss"] + found["autograd_cache_bypass"])
+
+
+if __name__ == "__main__":
+    sys.exit(console.run(lambda: main(sys.argv[1:]), as_json=False))

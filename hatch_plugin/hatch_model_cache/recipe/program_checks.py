@@ -43,7 +43,8 @@ def factory_problem(factory: str) -> str | None:
 
 def mode_problem(mode: str) -> str | None:
     """Why there is no such form of a cache; None when there is."""
-    modes = engines.adapter(ENGINE).MODES
-    if mode not in modes:
-        return f"{mode!r} is not supported; there is {', '.join(modes)}."
+    adapter = engines.adapter(ENGINE)
+    if mode not in adapter.MODES:
+        why = f": {adapter.UNSOUND[mode]}" if mode in adapter.UNSOUND else ""
+        return f"{mode!r} is not supported{why}; there is {', '.join(adapter.MODES)}."
     return None

@@ -30,6 +30,13 @@ VERSIONS = {"2.11.0": ("gpu",), "2.13.0": ("cpu", "gpu"), "2.14.0": ("gpu",)}
 MODES = ("mega",)
 """Forms of a cache that can be made and loaded."""
 
+UNSOUND = {
+    "standalone": "torch's standalone artifact checks no guard, and runs on tensors that it was not compiled for",
+    "aot": "the guards of torch's aot_compile, made without weights, refuse real ones, and it runs without any",
+}
+"""Forms that torch has and that would give wrong results without an error (torch 2.11.0–2.14.0): a program that
+differs from the recipe's must miss."""
+
 COMPONENT = "torch-mega"
 FILE = "rank_0_0/mega.bin"
 """Where an entry has what ``torch.compiler.save_cache_artifacts`` returned."""
