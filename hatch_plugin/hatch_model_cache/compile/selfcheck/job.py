@@ -7,10 +7,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from hatch_model_cache.compile.engines import interpreter
 from hatch_model_cache.compile.pretend.patches import Patches
 
 from . import assembler, gates, graph
@@ -64,8 +64,9 @@ def check(job: Mapping[str, Any], stage: Callable[[str], None]) -> dict[str, Any
     """Pass every kernel of `job` through the gates.
 
     Args:
-        job: ``kernels`` (records of the manifest that have a lineage, all of one target), ``regions`` (of that target),
-            ``texts`` (directory with what they refer to), ``versions`` (of torch and triton that made them).
+        job: ``engine`` (its name), ``versions`` (of torch and triton that made the kernels), ``kernels`` (records of
+            the manifest that have a lineage, all of one target), ``regions`` (of that target), ``texts`` (directory
+            with what they refer to).
         stage: told what is being done.
 
     Returns:
@@ -75,15 +76,16 @@ def check(job: Mapping[str, Any], stage: Callable[[str], None]) -> dict[str, Any
     Raises:
         RuntimeError: if torch or Triton here is of another version.
     """
+    stage("import torch and Triton")
+    here = interpreter.versions(job["engine"], "")
     for name, wanted in job["versions"].items():
-        if metadata.version(name) != wanted:
-            raise RuntimeError(f"the kernels were made with {name} {wanted}, here is {metadata.version(name)}")
+        if here[name] != wanted:
+            raise RuntimeError(f"the kernels were made with {name} {wanted}, here is {here[name]}")
     texts = _Texts(Path(job["texts"]))
     kernels = [_Kernel(record) for record in job["kernels"]]
     stage("assemble the PTX again")
     for kernel in kernels:
         _derive(kernel, texts)
-    stage("import torch and Triton")
     patches, bounds = Patches(), Bounds()
     mend(patches, bounds)
     check_of_kernels = _Interpreted(kernels, texts, patches, bounds)
