@@ -156,6 +156,13 @@ class TestIntoACacheRoot:
         assert code == 0, answer
         assert files_of(here / "cache") == {}
 
+    def test_it_is_listed(self, run: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("VLLM_CACHE_ROOT", str(here / "cache"))
+        assert run("list")[1]["direct"] == []
+        assert run("compile", *ASKED, "--into-cache-root", "cache", *SERVE)[0] == 0
+        told = {"name": NAME, "targets": ["h100-sxm5-80gb"], "root": str(here / "cache")}
+        assert run("list")[1]["direct"] == [told]
+
     def test_it_is_kept_for_a_rollback(self, run: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         site = make_engine(here.parent / "site")
         monkeypatch.syspath_prepend(str(site))

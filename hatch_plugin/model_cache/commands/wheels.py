@@ -24,8 +24,11 @@ def run_list(_: Namespace) -> Result:
     from model_cache.commands.summary import Summarizer
 
     wheels = [*map(Summarizer().summarize, scan().wheels)]
+    root, direct = _compiled_into()
+    rest = [f"compiled straight into {root}: {one.name}, for {', '.join(one.targets)}" for one in direct]
+    told = [{"name": one.name, "targets": [*one.targets], "root": root} for one in direct]
     if not wheels:
-        return Result({"wheels": []}, [NONE_INSTALLED])
+        return Result({"wheels": [], "direct": told}, [NONE_INSTALLED, *map(printable, rest)])
     rows = [("NAME", "VERSION", "MODEL", "ENGINE", "TARGETS", "SIZE")]
     for wheel in wheels:
         if wheel.problem:
@@ -34,7 +37,21 @@ def run_list(_: Namespace) -> Result:
             targets = ", ".join(wheel.targets)
             rows.append((wheel.name, wheel.version, wheel.model, wheel.engine, targets, human(wheel.size)))
     stale = [f"stale: {printable(wheel.name)}: {printable('; '.join(wheel.stale))}" for wheel in wheels if wheel.stale]
-    return Result({"wheels": [wheel.as_dict() for wheel in wheels]}, [*table(rows), *stale])
+    data = {"wheels": [wheel.as_dict() for wheel in wheels], "direct": told}
+    return Result(data, [*table(rows), *stale, *map(printable, rest)])
+
+
+def _compiled_into() -> tuple[str, list[State]]:
+    """The cache root of this environment, and what was compiled straight into it; no such root holds nothing."""
+    from model_cache.store import location, state
+    from model_cache.store.root import Root
+
+    try:
+        root = location.cache_root()
+        with Root.open(root) as opened:
+            return root, [one for one in state.load_all(opened)[0] if one.direct]
+    except ModelCacheError:
+        return "", []
 
 
 def run_inspect(options: Namespace) -> Result:
