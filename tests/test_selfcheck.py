@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import json
 import lzma
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from build_factories import TABLE, document, make_artifacts, make_project, write_artifacts
@@ -25,8 +27,10 @@ from hatch_model_cache.selfcheck import checker, evidence, subject
 from hatch_model_cache.selfcheck.report import GATES, Report, Verdict
 from model_cache.cli import main
 from model_cache.errors import DamagedError, UsageError
-from model_cache.wheel.lineage import Lineage, Region
+from model_cache.wheel.lineage import Call, Lineage, Region, Value
 from model_cache.wheel.manifest import Kernel, Manifest, parse
+
+SCHEMA = json.loads(importlib.resources.files("model_cache.wheel").joinpath("manifest.schema.json").read_text())
 
 
 def sha(text: str) -> str:
@@ -333,6 +337,45 @@ def test_an_artifact_directory_without_evidence_gives_none(tmp_path: Path) -> No
     found = artifacts.read(make_artifacts(tmp_path / "artifacts", make_project(tmp_path / "project")))
     assert subject.evidence_of(found) is None
     assert subject.of_artifacts(found).texts == {}
+
+
+def test_a_manifest_with_lineages_is_read_back_as_it_was_written() -> None:
+    values = (Value("bfloat16", ("s72", "256"), ("256", "1")), Value("int", ("s72",), ()), Value("object", (), ()))
+    region = replace(REGIONS[0], inputs=values, calls=(Call("_C.cutlass_scaled_mm.default", (0,), values[:1]),))
+    written = manifest(regions=(region,))
+    jsonschema.Draft202012Validator(SCHEMA).validate(written.as_dict())
+    assert parse(written.to_json_bytes()) == written
+    assert written.texts() == set(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("kernels", 0, "lineage", "ptx"), "x"),
+        (("kernels", 0, "lineage", "config"), {"XBLOCK": -1}),
+        (("kernels", 0, "lineage", "warps"), 0),
+        (("kernels", 0, "lineage", "flags"), ["a\nb"]),
+        (("kernels", 0, "lineage", "more"), 1),
+        (("regions", 0, "graph"), None),
+        (("regions", 0, "inputs"), [{"dtype": "int"}]),
+        (("regions", 0, "calls"), [{"operator": "a.b.c", "writes": [-1], "results": []}]),
+        (("regions", 0, "target"), "Another GPU"),
+    ],
+)
+def test_a_wrong_lineage_is_refused(where: tuple[str | int, ...], value: object) -> None:
+    document: Any = json.loads(manifest().to_json_bytes())
+    place = document
+    for step in where[:-1]:
+        place = place[step]
+    place[where[-1]] = value
+    with pytest.raises(DamagedError):
+        parse(dump(document))
+    assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(document)
+
+
+def test_a_region_is_for_one_of_the_targets() -> None:
+    with pytest.raises(DamagedError, match="is not one of the targets"):
+        parse(manifest(regions=(replace(REGIONS[0], target="a100-sxm4-80gb"),)).to_json_bytes())
 
 
 def test_words_are_those_of_the_issue() -> None:

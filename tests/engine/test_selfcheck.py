@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import shown
 from engine import hosts
 
 pytestmark = pytest.mark.engine
@@ -71,7 +72,7 @@ def test_a_wheel_is_checked_from_what_it_keeps(built: Built, engine_python: str)
 
 def test_what_is_not_as_it_should_be_is_named(built: Built, tmp_path: Path, engine_python: str) -> None:
     """Another kernel's PTX, another assembler, one changed constant, a source that computes something else."""
-    project = tmp_path / "recipe"
+    project = tmp_path / "my-recipe"
     shutil.copytree(built.project, project)
     directory = project / "artifacts"
     shutil.copytree(built.artifacts, directory)
@@ -102,8 +103,10 @@ def test_what_is_not_as_it_should_be_is_named(built: Built, tmp_path: Path, engi
     region["wrapper"] = keep(wrapper.replace("1e-05", "1e-03"))
     (directory / "artifacts.json").write_text(json.dumps(document), "utf-8")
 
-    status, report = selfcheck(project, engine_python)
-    assert status == 1
+    command = shown.commands("selfcheck.md", "model-cache selfcheck")
+    as_json = {"my-recipe": "my-recipe --json"}
+    [ran] = shown.run(command, tmp_path, swap=as_json, codes={command[0].text: 1}, MODEL_CACHE_PYTHON=engine_python)
+    report = json.loads(ran.output)
     failures = {kernel["sha256"]: kernel["failures"] for kernel in report["kernels"]}
     assert "another cubin" in failures[swapped["sha256"]]["cubin-derived"]
     assert "ptx-checked" in failures[swapped["sha256"]]

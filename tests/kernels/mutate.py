@@ -48,12 +48,12 @@ class Bench:
         self.texts = {path.name: path.read_text("utf-8") for path in (directory / "evidence").iterdir()}
         self.regions = document["regions"]
         self.kernels = [kernel for kernel in document["kernels"] if kernel["lineage"]["source"]]
-        configs: dict[str, list[Config]] = {}
+        self.configs: dict[str, list[Config]] = {}
         for kernel in self.kernels:
-            configs.setdefault(kernel["lineage"]["source"], []).append(config_of(kernel))
+            self.configs.setdefault(kernel["lineage"]["source"], []).append(config_of(kernel))
         patches, bounds = Patches(), Bounds()
         mend(patches, bounds)
-        self.gate = gates.Regions(Wrappers(patches, bounds, configs), graph.Libraries(patches))
+        self.gate = gates.Regions(Wrappers(patches, bounds, self.configs), graph.Libraries(patches))
 
     def run(self, region: Mapping[str, Any], wrapper: str) -> tuple[gates.RegionResult, list[Launch]]:
         """A region through its gate with this wrapper; its launches."""
@@ -77,7 +77,9 @@ def results(launches: Sequence[Launch]) -> str:
 
 
 def sources(bench: Bench, number: int) -> list[Answer]:
-    """Changed sources; each wrapper holds the sources of its kernels."""
+    """Changed sources; each wrapper holds the sources of its kernels. In one configuration, as a changed source has."""
+    for configs in bench.configs.values():
+        del configs[1:]
     every = []
     seen = set()
     for region in bench.regions:
@@ -92,20 +94,13 @@ def sources(bench: Bench, number: int) -> list[Answer]:
     plain: dict[str, str] = {}
     for region, kernel, source, mutant in evenly(every, number):
         if region["wrapper"] not in plain:
-            plain[region["wrapper"]] = first_configs(bench.run(region, bench.texts[region["wrapper"]])[1])
+            plain[region["wrapper"]] = results(bench.run(region, bench.texts[region["wrapper"]])[1])
         wrapper = bench.texts[region["wrapper"]].replace(source, mutant.text)
         result, launches = bench.run(region, wrapper)
         told = result.failure or result.refused
-        same = told is None and first_configs(launches) == plain[region["wrapper"]]
+        same = told is None and results(launches) == plain[region["wrapper"]]
         answers.append(answer(kernel, mutant, told, same=same))
     return answers
-
-
-def first_configs(launches: Sequence[Launch]) -> str:
-    """A digest of the launches, of one configuration of each kernel: a changed source has no other."""
-    return results(
-        [launch for n, launch in enumerate(launches) if not n or launch.before is not launches[n - 1].before]
-    )
 
 
 def ptx(bench: Bench, number: int) -> list[Answer]:
