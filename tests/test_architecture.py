@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "hatch_plugin"
-ENGINE_PACKAGES = {"humming", "torch", "triton", "vllm"}
+ENGINE_PACKAGES = {"flashinfer", "humming", "torch", "triton", "vllm"}
 
 
 def modules() -> dict[str, Path]:

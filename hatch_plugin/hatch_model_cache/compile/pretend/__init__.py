@@ -22,6 +22,7 @@ from ..engines.layout import PER_RANK
 from . import (
     distributed,
     fake_tensors,
+    flashinfer,
     humming,
     inductor,
     libcuda,
@@ -98,6 +99,7 @@ class Pretence:
         parameters.install(self.patches)
         model_loading.install(self.patches, self.device)
         humming.install(self.patches, self.device)
+        flashinfer.install(self.patches, self.device)
         if self.device.count > 1:
             distributed.install_communicators(self.patches)
 
