@@ -82,8 +82,7 @@ class Cuts:
         self.names.append(name)
         call = recorded[number]
         generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {number}".encode()))
-        written = {id(arguments[place]) for place in call["writes"] if place < len(arguments)}
-        self.inputs += [a.clone() for a in arguments if isinstance(a, torch.Tensor) and id(a) not in written]
+        self.inputs += [value.clone() for value in arguments if isinstance(value, torch.Tensor)]
         for place in call["writes"]:
             if place < len(arguments) and isinstance(arguments[place], torch.Tensor):
                 target = arguments[place]

@@ -188,10 +188,11 @@ def _is_library_call(target: Any) -> bool:
 
 def _call(node: Any) -> dict[str, Any]:
     """A call of an operator that is not torch's own: its name, which arguments it writes to, and what it returns."""
-    parameters = node.target._schema.arguments
-    writes = [i for i, p in enumerate(parameters) if p.alias_info is not None and p.alias_info.is_write]
+    schema = node.target._schema
+    writes = [i for i, p in enumerate(schema.arguments) if p.alias_info is not None and p.alias_info.is_write]
     value = node.meta.get("val")
-    results = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    values = value if isinstance(value, (list, tuple)) else [value]
+    results = values[: len(schema.returns)]  # what stood for the arguments that it writes to may follow
     return {"operator": str(node.target), "writes": writes, "results": [_described(result) for result in results]}
 
 
