@@ -1,7 +1,8 @@
-"""The parts of the pretence that need no engine: patches, what a GPU takes, the stand-in of libcuda."""
+"""The parts of the pretence that need no engine: patches, what a GPU takes, the stand-ins of CUDA's libraries."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -172,3 +173,27 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="cannot do it"):
         libcuda.install(tmp_path)
+
+
+ASK_CUDART = """
+import ctypes, sys
+from pathlib import Path
+from hatch_model_cache import targets
+from hatch_model_cache.compile.pretend import libcudart
+
+libcudart.install(Path(sys.argv[1]), targets.load_gpu("h200"))
+here = ctypes.CDLL(None)
+number, properties = ctypes.c_int(7), ctypes.create_string_buffer(2048)
+assert here.cudaGetDeviceCount(ctypes.byref(number)) == 0 and number.value == 1
+assert here.cudaGetDevice(ctypes.byref(number)) == 0 and number.value == 0
+assert here.cudaGetDeviceProperties(properties, 0) == 0
+at = lambda offset: int.from_bytes(properties.raw[offset : offset + 4], "little")
+print(properties.value.decode(), at(308), at(360), at(364), at(384), sep="|")
+"""
+
+
+def test_what_is_loaded_later_asks_the_stand_in_of_libcudart(tmp_path: Path) -> None:
+    """Name, warp size, compute capability and SM count, where ``cudaDeviceProp`` of CUDA 13 has them."""
+    command = [sys.executable, "-c", ASK_CUDART, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("NVIDIA H200|32|9|0|132\n", "")
