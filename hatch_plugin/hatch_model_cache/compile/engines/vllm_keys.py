@@ -47,6 +47,17 @@ class _KeyAsked(BaseException):
         self.path = path
 
 
+def hash_ahead() -> None:
+    """Have torch hash its own files and Triton's meanwhile, in its threads: the digests are in every key.
+
+    Its own computation, begun earlier (``prefetchable_cache`` in torch/utils/_functools.py): half a second of a check.
+    """
+    from torch._inductor import codecache
+
+    codecache.torch_key.prefetch()
+    codecache.triton_key.prefetch()
+
+
 def key_of(path: Path) -> str:
     """The key in a look-up path ``…/torch_aot_compile/<key>/rank_r_dp/model``."""
     return path.parent.parent.name

@@ -257,6 +257,7 @@ def _start(
     """
     from vllm.v1.engine.core import EngineCore
 
+    vllm_keys.hash_ahead()
     surroundings.before_worker()
     models = vllm_stops.stop_at_first_call(surroundings, look_up, on_stage)
     vllm_stops.stop_without_models(surroundings, models)

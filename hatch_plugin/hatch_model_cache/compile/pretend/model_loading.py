@@ -55,9 +55,7 @@ def install(patches: Patches, device: Device) -> None:
     import vllm.model_executor.layers.fused_moe.expert_map_manager as expert_map_manager
     import vllm.platforms.cuda
     import vllm.utils.torch_utils as torch_utils
-    import vllm.v1.worker.gpu.model_runner
-    import vllm.v1.worker.gpu_model_runner
-    import vllm.v1.worker.gpu_worker  # these three hold copies of what is replaced below
+    import vllm.v1.worker.gpu_worker  # not its model runners: which one is used, it decides
 
     patches.set_everywhere(torch_utils, "PIN_MEMORY", False, why="pinning needs the driver", checked=CHECKED)
 
