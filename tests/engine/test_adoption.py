@@ -93,17 +93,24 @@ def test_other_weights_with_the_same_config_start_warm(serving: Serving) -> None
     assert (report.inductor_compiles, report.ptxas_runs) == (0, 0)
     assert "model-cache: adopted backbone rank 0_0 in" in log
     assert "same config.json, and all else but the name is equal" in log
+    assert "unsafe" not in log
+    assert "could not be compared" not in log
 
     [wheel] = serving.model_cache("status")["wheels"]
     assert (wheel["name"], wheel["used"], wheel["intact"]) == (WHEEL, True, True)
     [found] = wheel["looked_up"]
     assert (found["adopted"], found["hit"]) == (True, True)
 
-    # a second start finds it like any other entry, also where nothing may be adopted
-    report, log = serving.start(model, VLLM_FORCE_AOT_LOAD="1", MODEL_CACHE_ADOPT="0")
+    # a second start finds it like any other entry, also where nothing may be adopted, and for other code than it holds
+    other = {"TRITON_DEFAULT_FP_FUSION": "0"}
+    report, log = serving.start(model, VLLM_FORCE_AOT_LOAD="1", MODEL_CACHE_ADOPT="0", **other)
     assert report.warm
     assert "model-cache: adopted backbone rank 0_0 in" in log
     assert "same config.json" not in log
+    why = "triton.environment is TRITON_DEFAULT_FP_FUSION=0 here, not set in the wheel; these variables change what Triton"
+    assert f"; unsafe: {why}" in log
+    [wheel] = serving.model_cache("status")["wheels"]
+    assert wheel["unsafe"]
 
     removed = serving.model_cache("remove", WHEEL)
     assert len(list((serving.host.place / "cache").glob("torch_compile_cache/torch_aot_compile/*/rank_0_0/model"))) == 0

@@ -156,7 +156,8 @@ def test_the_plug_in_deploys_and_tells_what_the_engine_has_loaded(llama: Built, 
     assert report.warm, report
     assert "model-cache: deployed" in log
     assert "model-cache: hit backbone rank 0_0 in" in log
-    assert (wheel["name"], wheel["used"], wheel["intact"]) == (llama.name, True, True)
+    assert "could not be compared" not in log
+    assert (wheel["name"], wheel["used"], wheel["intact"], wheel["unsafe"]) == (llama.name, True, True, False)
     [found] = wheel["looked_up"]
     assert (found["prefix"], found["rank"], found["hit"], found["parts"]) == ("backbone", "0_0", True, report.parts)
     # the engine has looked for the key that the build has written down
@@ -245,11 +246,13 @@ def surroundings(host: Host) -> dict[str, str]:
 
 
 def checked(built: Built, host: Host, *arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
-    """`model-cache check --json`, as a user runs it before the start."""
+    """`model-cache check --json`, as a user runs it before the start. It leaves nothing in TMPDIR."""
+    temporary = host.place / "temporary"
+    temporary.mkdir()
     command = [sys.executable, "-m", "model_cache", "check", str(built.wheel), "--target", H100, "--json"]
     done = subprocess.run(
         [*command, "--", "vllm", "serve", built.directory, *(arguments or SERVE_ARGS)],
-        env=surroundings(host) | environment,
+        env=surroundings(host) | environment | {"TMPDIR": str(temporary)},
         cwd=host.work,
         capture_output=True,
         text=True,
@@ -257,5 +260,6 @@ def checked(built: Built, host: Host, *arguments: str, **environment: str) -> tu
         check=False,
     )
     assert done.returncode in (0, 10, 11, 12), done.stdout + done.stderr
+    assert list(temporary.iterdir()) == []
     document: dict[str, Any] = json.loads(done.stdout)
     return done.returncode, document
