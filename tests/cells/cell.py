@@ -22,12 +22,8 @@ from . import object_store
 from .rows import Column, Row
 from .uv_pip import pip
 
-FASTER = {
-    "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # of its core and its workers: spares an import of vLLM for every rank
-    "HUMMING_DISABLE_PARALLEL_BUILD": "1",  # else its import starts a C++ build of a launcher that nothing here calls
-    "DO_NOT_TRACK": "1",  # no usage statistics: a thread that asks everything about the machine, and reports it
-}
-"""How the serving engine is started; in no key."""
+FORKED = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+"""How the serving engine starts its core and its workers; in no key. Spares an import of vLLM for every rank."""
 
 LONGEST = 500
 """Characters of an error that the table shows."""
@@ -148,7 +144,7 @@ class Bench:
                     served,
                     target,
                     arguments=row.serve_args,
-                    environment={**FASTER, **row.environment, **address},
+                    environment={**FORKED, **row.environment, **address},
                     tokenizer=row.tokenizer,
                 )
         except ModelCacheError as error:
