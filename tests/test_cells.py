@@ -43,7 +43,7 @@ def test_a_cell_without_an_answer_says_so() -> None:
     row = dataclasses.replace(ROWS[0], title="Some model", part="A part")
     answers = {
         (row.name, "H100"): cell.Answer(prefixes=["backbone", "eagle_head"], ranks=2, kernels=7),
-        (row.name, "A100"): cell.Answer("the engine says no", "compile"),
+        (row.name, "A100"): cell.Answer("a100-sxm4-80gb rank 0: the engine says no", "compile"),
         (row.name, "B200"): None,
     }
     text = table.document([row], answers)

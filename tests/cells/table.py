@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from .cell import Answer
@@ -53,7 +54,8 @@ def _cell(row: Row, answer: Answer | None, notes: list[str]) -> str:
     if answer is None:
         return "not run yet"
     if not answer.hit:
-        note = f"{row.title} ({answer.stage}): {answer.refused}"
+        reason = re.sub(r"^\S+ rank \d+: ", "", answer.refused)  # of which target stands in the table
+        note = f"{row.title} ({answer.stage}): {reason}"
         if note not in notes:
             notes.append(note)
         return f"refused ({notes.index(note) + 1})"
