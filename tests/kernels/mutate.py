@@ -147,7 +147,7 @@ def answer(kernel: Mapping[str, Any], mutant: mutants.Mutant, told: str | None, 
 
 def main() -> int:
     directory, out = Path(sys.argv[1]), Path(sys.argv[2])
-    number = int(sys.argv[3]) if len(sys.argv) > 3 else 240
+    number = int(sys.argv[3]) if len(sys.argv) > 3 else 200
     bench = Bench(directory)
     begun = time.monotonic()
     answers = {"ptx": ptx(bench, number), "source": sources(bench, number)}
