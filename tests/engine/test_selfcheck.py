@@ -114,3 +114,29 @@ def test_what_is_not_as_it_should_be_is_named(built: Built, tmp_path: Path, engi
     assert {"ptx-checked", "cubin-derived"} <= failures[changed["sha256"]].keys()
     [wrong] = [region for region in report["regions"] if region["failure"]]
     assert "times as far from float32 as eager execution" in wrong["failure"]
+
+
+def test_what_triton_s_interpreter_does_wrong_is_mended(engine_python: str, tmp_path: Path) -> None:
+    script = Path(__file__).parent / "scripts" / "mended_interpreter.py"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TRITON_INTERPRET": "1"}
+    plugin = Path(__file__).resolve().parents[2] / "hatch_plugin"
+    done = subprocess.run(
+        [engine_python, str(script), str(plugin)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    right = dict.fromkeys(("bf16", "f16", "e4m3", "e5m2"), True)
+    assert json.loads(done.stdout) == {
+        "to": right,
+        "from": right,
+        "bf16 arithmetic": "RefusedError: arithmetic on bfloat16",
+        "f32 arithmetic": True,
+        "beyond": "OutOfBoundsError: access out of bounds",
+        "rsqrt": True,
+        "unknown": "RefusedError: libdevice.j0",
+        "reduce": True,
+    }
