@@ -91,6 +91,7 @@ class Pretence:
     def before_program(self) -> None:
         """Answer for Triton and Inductor to a plain module that is compiled without an engine around it."""
         libcudart.check()
+        triton_driver.choose_ptxas(self.patches)
         triton_driver.install(self.patches, self.device)
         inductor.install(self.patches, self.device)
 

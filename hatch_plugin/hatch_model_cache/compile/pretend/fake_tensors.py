@@ -44,7 +44,7 @@ def install(patches: Patches, device: Device) -> Any:
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
     _decompose_moves(patches, fake_tensor)
     _answer_host_reads(patches, device, fake_tensor, mode)
-    _reassign_in_apply(patches, fake_tensor)
+    reassign_in_apply(patches)
 
     class CudaIsFake(TorchDispatchMode):  # type: ignore[misc]
         """Runs an operator in `mode` when a cuda device or a FakeTensor takes part, else for real."""
@@ -127,28 +127,38 @@ def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours:
     )
 
 
-def _reassign_in_apply(patches: Patches, fake_tensor: Any) -> None:
-    """``Module._apply`` (``.to()``, ``.half()``) swaps tensors in place, which fake ones cannot; reassign instead."""
+def reassign_in_apply(patches: Patches) -> None:
+    """``Module._apply`` (``.to()``, ``.half()``) swaps tensors in place, which fake ones cannot; reassign instead.
+
+    A parameter that several modules share is one afterwards too: how many a graph has is in its key.
+    """
     import torch.nn as nn
+    from torch._subclasses.fake_tensor import FakeTensor
 
     apply = nn.Module._apply
-    fake = fake_tensor.FakeTensor
+    converted: dict[tuple[int, int], tuple[Any, Any, Any]] = {}  # with what the ids are of, so that they stay its own
+
+    def convert(old: Any, fn: Any) -> Any:
+        new = nn.Parameter(fn(old), requires_grad=old.requires_grad)
+        for key, value in vars(old).items():
+            vars(new).setdefault(key, value)
+        if isinstance(new, FakeTensor) and isinstance(old, FakeTensor) and type(old) is not FakeTensor:
+            new.__class__ = type(old)
+        return new
 
     def reassign(self: Any, fn: Any, recurse: bool = True) -> Any:
         if recurse:
             for child in self.children():
                 child._apply(fn)
         tensors = [t for held in (self._parameters, self._buffers) for t in held.values()]
-        if not any(isinstance(t, fake) for t in tensors):
+        if not any(isinstance(t, FakeTensor) for t in tensors):
             return apply(self, fn, recurse=False)
         for name, old in list(self._parameters.items()):
             if old is not None:
-                new = nn.Parameter(fn(old), requires_grad=old.requires_grad)
-                for key, value in vars(old).items():
-                    vars(new).setdefault(key, value)
-                if isinstance(new, fake) and isinstance(old, fake) and type(old) is not fake:
-                    new.__class__ = type(old)
-                self._parameters[name] = new
+                known = id(old), id(fn)
+                if known not in converted:
+                    converted[known] = (convert(old, fn), old, fn)
+                self._parameters[name] = converted[known][0]
         for name, old in list(self._buffers.items()):
             if old is not None:
                 self._buffers[name] = fn(old)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from .device import Device
 from .patches import Patches
 
 CHECKED = "triton 3.7.1 and 3.8.0"
+
+
+PTXAS = "TRITON_PTXAS_PATH"
+
+
+def choose_ptxas(patches: Patches) -> None:
+    """Have Triton find torch's own ptxas from the start, where torch has one (2.11.0), as it does on a serving host.
+
+    torch names it to Triton with the first kernel that it compiles. Triton keeps the version of the ptxas that it has
+    asked first, and that is in the keys of kernels: here it would be asked before, and a host, which looks before it
+    compiles, would miss those kernels that torch does not load by itself (triton 3.6.0: names over 150 characters).
+    """
+    from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+
+    if PTXAS not in os.environ:
+        _set_triton_ptxas_path()
+        patches.on_undo(os.environ.pop, PTXAS, None)
 
 
 def install(patches: Patches, device: Device) -> None:
