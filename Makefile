@@ -43,9 +43,10 @@ fuzz: .venv/ready  ## 100,000 hostile manifests, archives and signature files, a
 engines: .venv/ready  ## the engine environments, from engines/*.txt
 	$(BIN)/python engines/prepare.py $(ENGINE)
 
-versions: .venv/ready  ## the environments of all known vLLM versions, and what each must show (~10 min and ~9 GB a version)
-	$(BIN)/python engines/prepare.py $(VERSIONS:%=vllm-%)
+versions: .venv/ready  ## the environments of all known versions of vLLM and torch, and what each must show (~10 min and ~9 GB a version)
+	$(BIN)/python engines/prepare.py $(VERSIONS:%=vllm-%) torch-2.11.0
 	$(BIN)/python -m pytest -m engine tests/engine/test_conformance.py -k "$$(echo $(VERSIONS) | sed 's/ / or /g')"
+	MODEL_CACHE_TEST_VERSIONS=1 $(BIN)/python -m pytest -m engine tests/engine/test_torch_engine.py -k gpu
 
 bench: engines  ## figures into benchmarks/results/
 	$(BIN)/python benchmarks/run.py

@@ -1,6 +1,7 @@
 """A program that uses torch.compile: argv is the directory of the factory's module, `module:function`, a wheel or -.
 
-Real weights from a seed, real inputs; prints one JSON object.
+Real weights: what the factory's module loads (`load_weights`), else from a seed; real inputs. Prints one JSON object.
+Sent to GPU hosts too (tests/gpu), so it needs nothing of the tests.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import importlib
 import json
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -19,36 +22,73 @@ SEED = 7
 
 
 def main() -> None:
-    """Run the module once compiled, after loading the wheel if there is one."""
+    """Run the module once compiled, after loading the wheel if there is one, and once as it is."""
     sys.path.insert(0, DIRECTORY)
     name, _, function = FACTORY.partition(":")
+    program = importlib.import_module(name)
     torch.manual_seed(SEED)
-    module, inputs = getattr(importlib.import_module(name), function)()
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.05)
-    for tensor in inputs:  # in place, so that dimensions stay marked
-        if tensor.is_floating_point():
-            tensor.normal_()
-        else:
-            tensor.random_(0, 100)
+    module, inputs = getattr(program, function)()
+    if hasattr(program, "load_weights"):
+        program.load_weights(module, inputs)
+    else:
+        _fill(module, inputs)
     answer: dict[str, object] = {}
+    runs = _counted() if torch.version.cuda else Counter()
     loaded = None
     begun = time.monotonic()
     if WHEEL != "-":
         import model_cache.torch
 
         loaded = model_cache.torch.load(WHEEL)
-        answer["parts"], answer["kernels"] = dict(loaded.parts), loaded.kernels
+        answer["target"], answer["parts"], answer["kernels"] = loaded.target, dict(loaded.parts), loaded.kernels
+        answer["load_seconds"] = round(time.monotonic() - begun, 2)
     compiled = torch.compile(module)
     with torch.no_grad():
-        result = compiled(*inputs)
+        result = compiled(*inputs).float().cpu()
     answer["seconds"] = round(time.monotonic() - begun, 2)
     if loaded:
         answer["use"] = asdict(loaded.use())
+    answer["runs"] = dict(runs)
     answer["result"] = hashlib.sha256(result.numpy().tobytes()).hexdigest()
     with torch.no_grad():
-        answer["error"] = float((result - module(*inputs)).abs().max())
+        eager = module(*inputs).float().cpu()
+    answer["error"] = float((result - eager).abs().max())
+    answer["largest"] = float(eager.abs().max())
+    begun = time.monotonic()
+    with torch.no_grad():
+        compiled(*inputs).cpu()
+    answer["second_call_seconds"] = round(time.monotonic() - begun, 4)
     print(json.dumps(answer))
+
+
+def _fill(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.05 if parameter.numel() < 1 << 20 else 0.02)
+    for tensor in inputs:  # in place, so that dimensions stay marked
+        if tensor.is_floating_point():
+            tensor.normal_()
+        else:
+            tensor.random_(0, 100)
+
+
+def _counted() -> Counter[str]:
+    """How often ptxas runs from now on, and how often Triton looks for a kernel and finds it or not."""
+    import triton.backends.nvidia.compiler as nvidia
+    from triton import knobs
+
+    counts: Counter[str] = Counter(ptxas=0)
+    make_cubin = nvidia.CUDABackend.make_cubin
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        counts["ptxas"] += 1
+        return make_cubin(*args, **kwargs)
+
+    def looked(*_: Any, cache_hit: bool = False, **__: Any) -> None:
+        counts["triton_hits" if cache_hit else "triton_misses"] += 1
+
+    nvidia.CUDABackend.make_cubin = counting
+    knobs.compilation.listener = looked
+    return counts
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A program that uses torch.compile on a pretended GPU, up to the point where it would run; prints one JSON object.
 
-argv: hatch_plugin, target, scratch directory, directory of the factory's module, `module:function`, a wheel or -.
+argv: target, scratch directory, directory of the factory's module, `module:function`, a wheel or -. This project is on
+PYTHONPATH.
 
 Nothing of the build's files is used: caches are empty, and torch looks for what the wheel has given it.
 """
@@ -14,13 +15,12 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-PLUGIN, TARGET, SCRATCH, DIRECTORY, FACTORY, WHEEL = sys.argv[1:]
-sys.path[:0] = [PLUGIN, DIRECTORY]
+from hatch_model_cache import targets
+from hatch_model_cache.compile.engines import torch_keys
+from hatch_model_cache.compile.pretend import pretend
 
-from hatch_model_cache import targets  # noqa: E402
-from hatch_model_cache.compile.engines import torch_keys  # noqa: E402
-from hatch_model_cache.compile.pretend import pretend  # noqa: E402
-
+TARGET, SCRATCH, DIRECTORY, FACTORY, WHEEL = sys.argv[1:]
+sys.path.insert(0, DIRECTORY)
 answer: dict[str, object] = {}
 with pretend(targets.load_gpu(TARGET), scratch=Path(SCRATCH), engine="torch") as pretence:
     import torch
