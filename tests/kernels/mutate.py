@@ -3,7 +3,7 @@
     TRITON_INTERPRET=1 python tests/kernels/mutate.py ARTIFACTS ANSWER [NUMBER]
 
 A changed source goes through the gate `source-checked`, a changed PTX through `ptx-checked`, NUMBER of each, drawn
-evenly. Of a change that passes, the results are compared bit by bit with those of the unchanged kernel, on the same
+at random. Of a change that passes, the results are compared bit by bit with those of the unchanged kernel, on the same
 launches.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,9 @@ from kernels import mutants  # noqa: E402
 Answer = dict[str, Any]
 
 
-def evenly(found: Sequence[Any], number: int) -> list[Any]:
-    """`number` of them, or all."""
-    return (
-        [found[i * len(found) // number] for i in range(min(number, len(found)))]
-        if len(found) > number
-        else list(found)
-    )
+def drawn(found: Sequence[Any], number: int) -> list[Any]:
+    """`number` of them, or all; the same ones every time."""
+    return random.Random(0).sample(list(found), min(number, len(found)))
 
 
 class Bench:
@@ -76,7 +72,7 @@ def results(launches: Sequence[Launch]) -> str:
     return digest.hexdigest()
 
 
-def sources(bench: Bench, number: int) -> list[Answer]:
+def sources(bench: Bench, number: int) -> Iterator[Answer]:
     """Changed sources; each wrapper holds the sources of its kernels. In one configuration, as a changed source has."""
     for configs in bench.configs.values():
         del configs[1:]
@@ -90,20 +86,18 @@ def sources(bench: Bench, number: int) -> list[Answer]:
             if digest not in seen and source in wrapper:
                 seen.add(digest)
                 every += [(region, kernel, source, mutant) for mutant in mutants.of_source(source)]
-    answers: list[Answer] = []
     plain: dict[str, str] = {}
-    for region, kernel, source, mutant in evenly(every, number):
+    for region, kernel, source, mutant in drawn(every, number):
         if region["wrapper"] not in plain:
             plain[region["wrapper"]] = results(bench.run(region, bench.texts[region["wrapper"]])[1])
         wrapper = bench.texts[region["wrapper"]].replace(source, mutant.text)
         result, launches = bench.run(region, wrapper)
         told = result.failure or result.refused
         same = told is None and results(launches) == plain[region["wrapper"]]
-        answers.append(answer(kernel, mutant, told, same=same))
-    return answers
+        yield answer(kernel, mutant, told, same=same)
 
 
-def ptx(bench: Bench, number: int) -> list[Answer]:
+def ptx(bench: Bench, number: int) -> Iterator[Answer]:
     """Changed PTX, on launches of the unchanged sources."""
     launches: dict[tuple[str, Config], list[Launch]] = {}
     for region in bench.regions:
@@ -114,8 +108,7 @@ def ptx(bench: Bench, number: int) -> list[Answer]:
     every = [
         (kernel, mutant) for kernel in bench.kernels for mutant in mutants.of_ptx(bench.texts[kernel["lineage"]["ptx"]])
     ]
-    answers = []
-    for kernel, mutant in evenly(every, number):
+    for kernel, mutant in drawn(every, number):
         mine = launches[kernel["lineage"]["source"], config_of(kernel)]
         told = None
         try:
@@ -125,8 +118,7 @@ def ptx(bench: Bench, number: int) -> list[Answer]:
         except UnsupportedError as error:
             told = f"refused: {error}"
         same = told is None and same_bits(changed, parse(bench.texts[kernel["lineage"]["ptx"]]), mine, kernel["shared"])
-        answers.append(answer(kernel, mutant, told, same=same))
-    return answers
+        yield answer(kernel, mutant, told, same=same)
 
 
 def same_bits(changed: Program, plain: Program, launches: Sequence[Launch], shared: int) -> bool:
@@ -149,14 +141,16 @@ def main() -> int:
     directory, out = Path(sys.argv[1]), Path(sys.argv[2])
     number = int(sys.argv[3]) if len(sys.argv) > 3 else 200
     bench = Bench(directory)
-    begun = time.monotonic()
-    answers = {"ptx": ptx(bench, number), "source": sources(bench, number)}
-    answers["seconds"] = round(time.monotonic() - begun)  # type: ignore[assignment]
-    out.write_text(json.dumps(answers, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    for kind in ("source", "ptx"):
-        found = answers[kind]
-        caught = sum(1 for one in found if one["told"])
-        print(f"{kind}: {len(found)} changes, {caught} caught, {sum(1 for one in found if one['same'])} change no bit")
+    found: dict[str, list[Answer]] = {"source": [], "ptx": []}
+    for kind, answers in (("ptx", ptx(bench, number)), ("source", sources(bench, number))):
+        for one in answers:
+            found[kind].append(one)
+            partial = out.with_suffix(".partial")
+            partial.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            partial.replace(out)
+        caught = sum(1 for one in found[kind] if one["told"])
+        same = sum(1 for one in found[kind] if one["same"])
+        print(f"{kind}: {len(found[kind])} changes, {caught} caught, {same} change no bit", flush=True)
     return 0
 
 
