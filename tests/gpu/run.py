@@ -41,7 +41,7 @@ def main() -> int:
         site = Path(work) / "site"
         result["installed_with"] = install(site, out / "install.log")
         for step, wheel in (("cold", "-"), ("warm", bundle["name"])):
-            result[step] = run(step, wheel, site, Path(work) / step, out / f"{step}.log")
+            result[step] = run(wheel, site, Path(work) / step, out / f"{step}.log")
     result["problems"] = problems(result["cold"], result["warm"])
     result["seconds"] = round(time.monotonic() - begun, 1)
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
@@ -73,13 +73,17 @@ def install(site: Path, log: Path) -> str:
     return "pip"
 
 
-def run(step: str, wheel: str, site: Path, work: Path, log: Path) -> dict[str, Any]:
-    """One process of the program with caches of its own: what it printed, or how it ended."""
+def run(wheel: str, site: Path, work: Path, log: Path) -> dict[str, Any]:
+    """One process of the program with caches of its own: what it printed, or how it ended.
+
+    With the wheel torch may start no processes that compile, so that every run of ptxas would be counted.
+    """
     environment = {
         **os.environ,
         "PYTHONPATH": str(site),
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
         "TRITON_CACHE_DIR": str(work / "triton"),
+        **({} if wheel == "-" else {"TORCHINDUCTOR_COMPILE_THREADS": "1"}),
     }
     command = [sys.executable, str(HERE / "torch_program.py"), str(HERE / "recipe" / "program"), "llama:make", wheel]
     begun = time.monotonic()
@@ -90,7 +94,10 @@ def run(step: str, wheel: str, site: Path, work: Path, log: Path) -> dict[str, A
             )
         except subprocess.TimeoutExpired:
             return {"ended": f"not within {STEP_SECONDS} s"}
-    answer: dict[str, Any] = {"process_seconds": round(time.monotonic() - begun, 2)}
+    answer: dict[str, Any] = {
+        "process_seconds": round(time.monotonic() - begun, 2),
+        "cubins": sum(1 for _ in work.rglob("*.cubin")),
+    }
     if done.returncode:
         return {"ended": f"with status {done.returncode}", "last": log.read_text("utf-8", "replace")[-2000:], **answer}
     return {**json.loads(done.stdout.splitlines()[-1]), **answer}
