@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import shown
 from hatch_model_cache import cli
-from hatch_model_cache.compiling import engine_process
+from hatch_model_cache.compiling import engine_process, rehearsal
 from hatch_model_cache.compiling.rehearsal import Report, rehearse
 from model_cache.errors import CompileError, UsageError
 
@@ -60,6 +62,15 @@ def test_the_last_error_of_the_log_is_told_and_only_that_log_is_kept(temporary: 
 def test_an_engine_that_cannot_be_started(command: list[str]) -> None:
     with pytest.raises(UsageError, match="cannot be started"):
         rehearse(command, TARGET)
+
+
+def test_what_it_says_of_several_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As docs/guides/ranks-and-drafts.md shows it."""
+    report = Report(("0_0", "1_0"), 1, 3, 0, 0, 1.0, 35.6, None)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: report)
+    [command] = shown.commands("ranks-and-drafts.md", "model-cache rehearse")
+    assert cli.main(shlex.split(command.text)[1:]) == 0
+    assert capsys.readouterr().out == command.output
 
 
 class TestRanks:

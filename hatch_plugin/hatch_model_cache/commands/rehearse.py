@@ -77,10 +77,11 @@ def _run(arguments: argparse.Namespace) -> int:
         answer = {"target": target.name, "pretended": True, "warm": report.warm, **dataclasses.asdict(report)}
         print_json({**answer, "look_ups": look_ups})
     else:
+        each = f"by each of {len(report.ranks)} ranks " if len(report.ranks) > 1 else ""
         sys.stdout.write(
             f"{'warm' if report.warm else 'cold'} start under a pretended {target.device_name}: "
             f"{counted(report.loaded, 'artifact')} loaded ({counted(report.parts, 'part')}) "
-            f"in {report.load_seconds:.1f} s, "
+            f"{each}in {report.load_seconds:.1f} s, "
             f"{counted(report.inductor_compiles, 'Inductor compile')}, {counted(report.ptxas_runs, 'ptxas run')}; "
             f"{report.seconds:.1f} s until the first call of the model\n"
         )
