@@ -103,7 +103,7 @@ def test_what_is_not_as_it_should_be_is_named(built: Built, tmp_path: Path, engi
     region["wrapper"] = keep(wrapper.replace("1e-05", "1e-03"))
     (directory / "artifacts.json").write_text(json.dumps(document), "utf-8")
 
-    command = shown.commands("selfcheck.md", "model-cache selfcheck")
+    command = shown.commands("check-kernels.md", "model-cache selfcheck")
     as_json = {"my-recipe": "my-recipe --json"}
     [ran] = shown.run(command, tmp_path, swap=as_json, codes={command[0].text: 1}, MODEL_CACHE_PYTHON=engine_python)
     report = json.loads(ran.output)

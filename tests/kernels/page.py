@@ -9,20 +9,22 @@ from typing import Any
 HEAD = """# Kernels checked without a GPU
 
 Written by `make selfcheck` and `make mutation` (tests/kernels/run.py). What the words mean, and what they do not say:
-[guides/selfcheck.md](guides/selfcheck.md). Nothing here was run on a GPU.
+[guides/check-kernels.md](guides/check-kernels.md). Nothing here was run on a GPU.
 
 """
 
-CHANGED = """One constant or operator of one kernel of the tiny Llama for the H100 is changed at a time. What the gate lets
-pass is compared with the unchanged kernel bit by bit. Where no bit differs, the change is one of: a value that is written
-over or masked away before it is used; bits that an aligned or bounded value never has; the wrapping of negative indices,
-or the very edge of an assertion's bound, neither of which is fed; a barrier that only keeps an assertion apart.
+CHANGED = """One constant or operator of one kernel of the tiny Llama for the H100 is changed at a time. What the gate
+lets pass is compared with the unchanged kernel bit by bit. Where no bit differs, the change is one of: a value that is
+written over or masked away before it is used; bits that an aligned or bounded value never has; the wrapping of
+negative indices, or the very edge of an assertion's bound, neither of which is fed; a barrier that only keeps an
+assertion apart.
 """
 
 
 def document(reports: Mapping[tuple[str, str], Any], mutation: Mapping[str, Any] | None) -> str:
     """The whole page."""
-    return HEAD + "\n".join([*_table(reports), *_unchecked(reports), *_cut(reports), *_mutation(mutation)]) + "\n"
+    parts = [*_table(reports), *_unchecked(reports), *_cut(reports), *_mutation(mutation)]
+    return HEAD + "\n".join(parts).rstrip("\n") + "\n"
 
 
 def _table(reports: Mapping[tuple[str, str], Any]) -> Iterator[str]:
