@@ -17,7 +17,7 @@ CHANGED = """One constant or operator of one kernel of the tiny Llama for the H1
 lets pass is compared with the unchanged kernel bit by bit. Where no bit differs, the change is one of: a value that is
 written over or masked away before it is used; bits that an aligned or bounded value never has; the wrapping of
 negative indices, or the very edge of an assertion's bound, neither of which is fed; a barrier that only keeps an
-assertion apart.
+assertion apart. Where bits differ and the gate lets it pass, an epsilon is changed in a norm whose input is never tiny.
 """
 
 
