@@ -75,6 +75,8 @@ CPU_UNKEYED: dict[str, Any] = {
     "cpu.capability": "AVX512",
     "cpu.amx": False,
     "cpu.bf16": True,
+    "cpu.onednn": True,
+    "model.dtype": "bfloat16",
     "cpu.march": "znver4",
     "cpu.instructions": "avx2 avx512bw avx512dq avx512f avx512vl fma",
     "cpu.model": "Some CPU of the tests",
@@ -345,6 +347,7 @@ def make_cpu(**changes: Any) -> Cpu:
         "flags": frozenset("avx2 avx512_bf16 avx512bw avx512dq avx512f avx512vl fma sse4_2".split()),  # noqa: SIM905
         "vec_isa": "avx512",
         "capability": "AVX512",
+        "multiplied": frozenset({"float32", "bfloat16"}),
     }
     return Cpu(**(values | changes))
 

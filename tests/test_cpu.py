@@ -249,6 +249,44 @@ def test_each_thing_that_steers_the_code_is_one_line(changes: dict[str, Any], te
     assert differences(make_cpu(**changes)) == [text]
 
 
+@pytest.mark.parametrize(
+    ("flags", "limit", "multiplied"),
+    [
+        (HASWELL, "", "float32"),
+        (SKYLAKE, "", "bfloat16 float32"),
+        (ZEN4, "", "bfloat16 float32"),
+        (SAPPHIRE, "", "bfloat16 float16 float32"),
+        (f"{HASWELL} avx_vnni avx_vnni_int8 avx_ne_convert", "", "bfloat16 float16 float32"),
+        (f"{HASWELL} avx_vnni avx_vnni_int8 avx_ne_convert", "avx2", "float32"),
+        # as measured: these on a CPU with all that ZEN4 has here
+        *((ZEN4, limit, "float32") for limit in ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "SSE41")),
+        *((ZEN4, f"AVX512_CORE{more}", "bfloat16 float32") for more in ("", "_VNNI", "_BF16", "_FP16")),
+        (SAPPHIRE, "AVX512_CORE_BF16", "bfloat16 float32"),
+        (SAPPHIRE, "AVX512_CORE_AMX", "bfloat16 float16 float32"),
+    ],
+)
+def test_what_onednn_multiplies(flags: str, limit: str, multiplied: str) -> None:
+    here = seen(flags, **({"ONEDNN_MAX_CPU_ISA": limit} if limit else {}))
+    assert sorted(here.multiplied) == multiplied.split()
+
+
+def test_another_library_for_the_matrix_product_is_refused() -> None:
+    """The weight is in the graph of the one, and the engine throws it away for the other."""
+    [text] = differences(make_cpu(multiplied=frozenset({"float32"}), set_by="ONEDNN_MAX_CPU_ISA=AVX2"))
+    assert text == (
+        "matrix product is bfloat16 by torch (ONEDNN_MAX_CPU_ISA=AVX2), the wheel was built for bfloat16 by oneDNN"
+    )
+    half = {**CPU_UNKEYED, "model.dtype": "float16", "cpu.onednn": False}
+    assert differences(make_cpu(), changes={"unkeyed": half}) == []
+    [text] = differences(make_cpu(multiplied=frozenset({"float16"})), changes={"unkeyed": half})
+    assert text == "matrix product is float16 by oneDNN, the wheel was built for float16 by torch"
+
+
+def test_a_program_without_an_engine_has_no_such_product() -> None:
+    plain = {name: value for name, value in CPU_UNKEYED.items() if name not in ("model.dtype", "cpu.onednn")}
+    assert differences(make_cpu(multiplied=frozenset()), changes={"unkeyed": plain}) == []
+
+
 def test_what_has_set_the_instruction_set_is_told() -> None:
     here = make_cpu(vec_isa="avx2", capability="AVX2", set_by="ATEN_CPU_CAPABILITY=avx2")
     with pytest.raises(DoesNotFit, match=r"vec_isa is avx2 \(ATEN_CPU_CAPABILITY=avx2\), .*for avx512") as caught:
@@ -258,7 +296,8 @@ def test_what_has_set_the_instruction_set_is_told() -> None:
 
 
 def test_what_the_wheel_does_not_record_is_refused() -> None:
-    for fact, name in (("cpu.amx", "AMX"), ("cpu.bf16", "AVX512-BF16"), ("cpu.instructions", "cpu.instructions")):
+    named = {"cpu.amx": "AMX", "cpu.bf16": "AVX512-BF16", "cpu.onednn": "matrix product"}
+    for fact, name in (*named.items(), ("cpu.instructions", "cpu.instructions")):
         unkeyed = {key: value for key, value in make_cpu_document()["unkeyed"].items() if key != fact}
         [text] = differences(make_cpu(), changes={"unkeyed": unkeyed})
         assert name in text

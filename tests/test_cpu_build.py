@@ -309,7 +309,7 @@ def test_the_adapter_is_found_under_the_distributions_name() -> None:
     assert {"0.32.0"} == adapter.VERSIONS
     assert adapter.expected_ranks(["--max-num-seqs", "16"]) == ["0_0"]
     rules = {rule.fact for rule in adapter.rules("0.32.0")}
-    assert {"cpu.vec_isa", "cpu.capability", "cpu.amx", "cpu.bf16"} <= rules
+    assert {"cpu.vec_isa", "cpu.capability", "cpu.amx", "cpu.bf16", "cpu.onednn"} <= rules
     assert adapter.rules("0.33.0") == ()
 
 

@@ -112,7 +112,13 @@ class Observation:
 
 
 CPU = "build a wheel for this CPU"
-_FACTS = {"vec_isa": "cpu.vec_isa", "cpu_capability": "cpu.capability", "AMX": "cpu.amx", "AVX512-BF16": "cpu.bf16"}
+_FACTS = {
+    "vec_isa": "cpu.vec_isa",
+    "cpu_capability": "cpu.capability",
+    "AMX": "cpu.amx",
+    "AVX512-BF16": "cpu.bf16",
+    fit.PRODUCT: "cpu.onednn",
+}
 """What `fit` compares of CPUs → the fact that a rule of the adapter may compare, too, with better words."""
 
 LOAD_CHECKED = frozenset({"python", "torch"})

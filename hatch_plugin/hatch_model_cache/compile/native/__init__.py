@@ -46,6 +46,7 @@ class Native:
         """Let the engine load weights that have no values, and name kernels neutrally."""
         kernels.install(self.patches)
         parameters.install(self.patches)
+        fake_tensors.reassign_in_apply(self.patches)
         self._weights = weights.install(self.patches, self.log)
 
     def before_trace(self, model: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

