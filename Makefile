@@ -6,7 +6,7 @@ VERSIONS ?= $(patsubst engines/vllm-%.txt,%,$(wildcard engines/vllm-[0-9]*.txt))
 TESTS ?=
 
 .PHONY: demo test lint fast page-tests publish-tests fleet-tests engine-tests torture fuzz engines versions bench key-factors key-factors-cpu
-.PHONY: coverage selfcheck mutation clean
+.PHONY: coverage right-answers selfcheck mutation clean
 
 demo: .venv/ready  ## recipe → wheel → pip install → deploy → vllm serve loads it, without a GPU
 	$(BIN)/python examples/demo.py
@@ -60,6 +60,9 @@ key-factors-cpu: engines  ## the same for vLLM on this CPU, with real starts, in
 coverage: engines  ## what can be compiled for which GPU, on the real vLLM, into docs/coverage.md (hours; goes on where it was)
 	$(BIN)/python tests/cells/run.py
 
+right-answers: engines  ## families served for real on this CPU, with and without a wheel, into docs/right-answers.md (~20 min)
+	$(BIN)/python tests/answers/run.py
+
 selfcheck: engines  ## kernels of some models, checked without a GPU, into docs/selfcheck.md (~15 min; goes on where it was)
 	$(BIN)/python tests/kernels/run.py
 
@@ -73,4 +76,4 @@ mutation: engines  ## what the gates of selfcheck catch when kernels are changed
 	touch $@
 
 clean:
-	rm -rf .venv .engines .cells .demo .matrix .selfcheck
+	rm -rf .venv .engines .answers .cells .demo .matrix .selfcheck

@@ -117,14 +117,10 @@ def run(family: Family, engine: str, own: Path, work: Path) -> Answer:
     write_weights(engine, MODELS / family.model, host.work / served)
     for name, config in drafts.items():
         write_weights(engine, config, host.work / name, kind="eagle")
-    roots = [work / "cold", work / "warm"]
-    roots[1].mkdir()
-    # what the engine finds out of a model's class, in a process of its own; no part of what is compiled
-    (roots[1] / "modelinfos").symlink_to(roots[0] / "modelinfos")
     cold, warm = host.starts_in_turn(
         *(
-            Start(root.name, root, {**family.environment, **without}, True, served, family.serve_args, prompts())
-            for root, without in zip(roots, (NO_WHEEL, {}), strict=True)
+            Start(name, work / name, {**family.environment, **more}, True, served, family.serve_args, prompts())
+            for name, more in (("cold", NO_WHEEL), ("warm", {}))
         )
     )
     shared = {file.sha256 for entry in manifest.entries for file in entry.files if "shared-object" in file.contains}

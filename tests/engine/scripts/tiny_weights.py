@@ -49,7 +49,7 @@ def eagle(model: transformers.PreTrainedModel, seed: int) -> dict[str, torch.Ten
     """The tensors of an EAGLE head that has the layers of `model`."""
     below = "model."
     found = {name.removeprefix(below): value for name, value in model.state_dict().items() if name.startswith(below)}
-    del found["norm.weight"]  # the target's
+    del found["norm.weight"], found["layers.0.input_layernorm.weight"]  # what it is given is the target's
     hidden = model.config.hidden_size
     return {**found, "fc.weight": numbers("fc.weight", torch.Size((hidden, 2 * hidden)), seed)}
 
