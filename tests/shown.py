@@ -28,6 +28,9 @@ NOT_RUN = {
     ): "a cell of engine/test_cells serves a URL so, from a server of its own",
     ("engine-version.md", "uv pip compile"): "asks a package index for a version to come; test_prepare reads the lists",
     ("engine-version.md", "make versions"): "makes environments of 9 GB; it is what runs test_conformance",
+    ("torch.md", "export TORCHINDUCTOR_CACHE_DIR"): "of a GPU host; test_torch_engine has one that is pretended",
+    ("torch.md", "python -m model_cache.torch"): "the same",
+    ("torch.md", "python my_service.py"): "the same, with a program of its own",
     ("trust-and-faults.md", "sigstore sign"): "needs the network and an account; the bundle is of services of our own",
 }
 """(page, how the command begins) → why it cannot be run here."""

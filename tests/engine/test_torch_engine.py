@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import fake_driver
+import shown
 from engine import cpu_hosts
 from engine.hosts import compile_recipe, pack
 from factories import make_gpu, make_host
@@ -92,7 +93,7 @@ class Program:
 
 def project(place: Path, name: str) -> Path:
     """The example's project; for another name, with a module of `PROGRAMS` in place of its own."""
-    made = place / "project"
+    made = place / "examples" / "torch-block"
     shutil.copytree(ROOT / "examples" / "torch-block", made)
     text = (made / "pyproject.toml").read_text().replace("x86-64-avx512", cpu_hosts.here())
     if name != "block":
@@ -122,11 +123,19 @@ def others() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_the_example_compiles_nothing_and_is_refused_on_a_cpu_of_another_width(
-    host: cpu_hosts.CpuHost, cpu_engine_python: str, tmp_path: Path
+    host: cpu_hosts.CpuHost, cpu_engine_python: str, own_wheel: Path, tmp_path: Path
 ) -> None:
+    """It is built as docs/guides/torch.md shows it."""
     block = Program(project(tmp_path, "block"), host)
-    wheel = block.compile(cpu_engine_python)
-    host.pip_install(wheel)
+    shown.run(
+        shown.commands("torch.md", "cd examples/torch-block", "MODEL_CACHE_PYTHON=", "python -m build --wheel"),
+        tmp_path,
+        swap={"/path/to/python-with-torch-2.13.0": cpu_engine_python},
+        HOME=os.environ["HOME"],
+        PIP_FIND_LINKS=str(own_wheel.parent),
+    )
+    [wheel] = (block.project / "dist").iterdir()
+    host.pip_install(wheel, own_wheel)
     warm = block.run(tmp_path / "warm", f"model-cache-torch-block-{cpu_hosts.here()}")
     assert (warm["compiles"], warm["use"]) == (0, {"hits": 1, "misses": 0})
     assert warm["parts"] == {"aot_autograd": 1, "inductor": 1}
