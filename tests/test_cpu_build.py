@@ -102,11 +102,13 @@ def test_a_flag_that_torch_does_not_ask_for_is_missed_too(monkeypatch: pytest.Mo
     assert probe.cpu_target({}) is None
 
 
-def test_several_ranks_are_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_kind_that_was_not_shown_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     be(monkeypatch)
-    table = {**CPU_TABLE, "serve-args": ["--max-num-batched-tokens=512", "--max-num-seqs=16", "-tp", "2"]}
-    with pytest.raises(UsageError, match="several ranks cannot be compiled for a CPU"):
-        compiler.check_machine(load_recipe(make_project(tmp_path / "project", table, name=NAME)))
+    table = {**CPU_TABLE, "serve-args": [*CPU_TABLE["serve-args"], "-tp", "2", "-pp=2", "--data_parallel_size", "2"]}
+    with pytest.raises(UsageError, match=r"^--pipeline-parallel-size, --data-parallel-size in `serve-args`: "):
+        compiler.check_machine(load_recipe(make_project(tmp_path / "several", table, name=NAME)))
+    table["serve-args"] = [*CPU_TABLE["serve-args"], "-tp", "2", "-pp", "1"]
+    compiler.check_machine(load_recipe(make_project(tmp_path / "tensor", table, name=NAME)))
 
 
 def test_gpu_recipes_compile_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +144,8 @@ def test_what_native_means_to_the_compiler(tmp_path: Path) -> None:
 # --- what lies beside an artifact
 
 
-def leave(directory: Path) -> Path:
-    """The cache of one compile, as Inductor leaves it; the artifact's file."""
+def leave(directory: Path, rank: int = 0) -> Path:
+    """The cache of one rank's compile, as Inductor leaves it; the artifact's file."""
     key = directory / "cache/torch_compile_cache/torch_aot_compile" / ("a" * 64)
     for name in ("ab/cab.main", "xy/cxy"):
         path = key / "inductor_cache" / f"{name}.so"
@@ -154,9 +156,9 @@ def leave(directory: Path) -> Path:
         path = key / "inductor_cache" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("not to be shipped")
-    model = key / "rank_0_0/model"
+    model = key / f"rank_{rank}_0/model"
     model.parent.mkdir()
-    model.write_bytes(b"an artifact")
+    model.write_bytes(b"an artifact of rank %d" % rank)
     return model
 
 
@@ -196,12 +198,12 @@ def test_without_the_tool_it_says_what_to_install(tmp_path: Path, monkeypatch: p
 # --- from the compile's result to an artifact directory
 
 
-def result(recipe: Recipe, place: Path) -> RankResult:
+def result(recipe: Recipe, place: Path, number: int = 0) -> RankResult:
     """One finished compile, right until a test spoils it."""
-    directory = place / "scratch" / f"{AVX512}-rank0"
+    directory = place / "scratch" / f"{AVX512}-rank{number}"
     directory.mkdir(parents=True)
     (directory / "engine.log").write_text("the engine's log\n")
-    model = leave(directory)
+    model = leave(directory, number)
     target = targets.load(AVX512).as_dict()
     keys = [hashlib.sha256(name.encode()).hexdigest() for name in recipe.served_as]
     artifact = {
@@ -231,7 +233,7 @@ def result(recipe: Recipe, place: Path) -> RankResult:
             "python": "3.11.7",
             "platform": "linux_x86_64",
         },
-        "ranks": 1,
+        "ranks": len(engines.adapter("vllm-cpu").expected_ranks(recipe.serve_args)),
         "architectures": ["LlamaForCausalLM"],
         "host_answers": {"CXX": None},
         "unkeyed": {"cpu.vec_isa": target["vec_isa"], "cpu.capability": target["cpu_capability"]},
@@ -246,18 +248,18 @@ def result(recipe: Recipe, place: Path) -> RankResult:
         "hints": {},
         "measured": {"seconds": 1.0, "peak_rss_bytes": 1},
     }
-    return RankResult(AVX512, 0, directory, found)
+    return RankResult(AVX512, number, directory, found)
 
 
-def collect(recipe: Recipe, rank: RankResult, place: Path) -> artifacts.Artifacts:
+def collect(recipe: Recipe, place: Path, *ranks: RankResult) -> artifacts.Artifacts:
     out = place / "out"
     out.mkdir()
-    compiled.collect(recipe, place / "project/model", [rank], out)
+    compiled.collect(recipe, place / "project/model", ranks, out)
     return artifacts.read(out)
 
 
 def test_every_entry_has_the_artifact_and_all_kernels(recipe: Recipe, tmp_path: Path) -> None:
-    found = collect(recipe, result(recipe, tmp_path), tmp_path)
+    found = collect(recipe, tmp_path, result(recipe, tmp_path))
     assert missing_parts(found.contents) == []
     assert found.contents.build.mode == "native"
     assert found.contents.kernels == ()
@@ -272,9 +274,29 @@ def test_every_entry_has_the_artifact_and_all_kernels(recipe: Recipe, tmp_path: 
     assert tag(found.contents) == "cp311-none-linux_x86_64"
 
 
+def test_ranks_share_kernels(tmp_path: Path) -> None:
+    """A kernel's data may name the directory that it was compiled in, which is another one for each rank."""
+    table = {**CPU_TABLE, "serve-args": [*CPU_TABLE["serve-args"], "--tensor-parallel-size", "2"]}
+    recipe = load_recipe(make_project(tmp_path / "project", table, name=NAME))
+    ranks = [result(recipe, tmp_path, number) for number in range(2)]
+    [kernel] = [Path(f["source"]) for f in ranks[1].artifacts[0]["beside"] if f["path"].endswith(".so")]
+    with kernel.open("ab") as file:
+        file.write(b"/scratch/rank1")
+    found = collect(recipe, tmp_path, *ranks)
+    assert missing_parts(found.contents) == []
+    for entry in found.contents.entries:
+        assert entry.ranks == ("0_0", "1_0")
+        assert [file.path for file in entry.files] == [
+            "rank_0_0/model",
+            "inductor_cache/ab/cab.main.cpp",
+            "inductor_cache/ab/cab.main.so",
+            "rank_1_0/model",
+        ]
+
+
 def refused(recipe: Recipe, rank: RankResult, place: Path) -> list[str]:
     with pytest.raises(CompileError) as caught:
-        collect(recipe, rank, place)
+        collect(recipe, place, rank)
     assert list((place / "out").iterdir()) == [], "nothing may be written"
     return list(caught.value.problems)
 

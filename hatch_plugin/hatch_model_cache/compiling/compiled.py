@@ -230,7 +230,11 @@ def _keep_model(rank: RankResult, artifact: Mapping[str, Any], out: Path) -> dic
 
 
 def _keep_beside(rank: RankResult, prefix: str, file: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Copy a file that goes along with an artifact, and describe it."""
+    """Copy a file that goes along with an artifact, and describe it.
+
+    The name of a kernel says from which source it is, so of the same one of several ranks the first is kept (its data
+    may name the directory that it was compiled in).
+    """
     return _keep(Path(file["source"]), out, f"files/{rank.target}/{prefix}/{file['path']}", file["path"], file)
 
 
@@ -238,7 +242,8 @@ def _keep(path: Path, out: Path, source: str, name: str, described: Mapping[str,
     """Copy a file to `source` in the artifact directory; describe it as `name` of its entry."""
     destination = out / source
     destination.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, destination)
+    if not destination.exists():
+        shutil.copyfile(path, destination)
     with destination.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {

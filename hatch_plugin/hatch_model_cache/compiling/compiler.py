@@ -17,6 +17,7 @@ from typing import Any
 
 from hatch_model_cache import targets
 from hatch_model_cache.compile import engines
+from hatch_model_cache.compile.engines import vllm_command
 from hatch_model_cache.compiling import compiled, engine_process, interpreter
 from hatch_model_cache.compiling.overlap import Bounds
 from hatch_model_cache.compiling.progress import Progress, Silent
@@ -170,8 +171,8 @@ def _cannot_be_made(out: Path, error: Exception) -> UsageError:
 
 
 def check_machine(recipe: Recipe) -> None:
-    """Raise UsageError if a target is a CPU and this machine is not of its kind: its code is native. Or if there are
-    several ranks for it, which would have to compile together."""
+    """Raise UsageError for a CPU that this machine is not, since its code is native, and for ranks that were not shown
+    on one."""
     from hatch_model_cache import probe
 
     for target in recipe.load_targets():
@@ -183,9 +184,10 @@ def check_machine(recipe: Recipe) -> None:
                     f"{target.name} can only be compiled for on such a machine, and this one {is_one}: "
                     "`model-cache targets show` tells what it takes."
                 )
-            if len(engines.adapter(recipe.engine_name).expected_ranks(recipe.serve_args)) > 1:
+            if unshown := vllm_command.other_parallelism(recipe.serve_args):
                 raise UsageError(
-                    "several ranks cannot be compiled for a CPU: leave the parallel sizes in `serve-args` at 1."
+                    f"{', '.join(unshown)} in `serve-args`: of several ranks on a CPU only those of "
+                    "--tensor-parallel-size have been shown."
                 )
 
 

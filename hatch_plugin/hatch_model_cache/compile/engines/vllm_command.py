@@ -37,6 +37,11 @@ def expected_ranks(arguments: Sequence[str]) -> list[str]:
     return [f"{rank}_{data}" for data in range(_size(arguments, _DATA)) for rank in range(world)]
 
 
+def other_parallelism(arguments: Sequence[str]) -> list[str]:
+    """Which flags in `arguments` make several ranks otherwise than by tensor parallelism."""
+    return [names[0] for names in (*_WORLD[1:], _DATA) if _size(arguments, names) > 1]
+
+
 def _size(arguments: Sequence[str], names: Iterable[str]) -> int:
     """The value of a parallel size, 1 when it is absent; the last one given wins, as in argparse."""
     size = 1

@@ -56,10 +56,7 @@ def environment(cache_root: Path) -> dict[str, str]:
 def compile_rank(
     surroundings: Surroundings, config: Any, names: list[str], rank: int, on_stage: Callable[[str], None]
 ) -> vllm_start.Compiled:
-    """As `vllm_start.compile_rank`, and what lies beside the artifacts.
-
-    For one rank only: on CPU the engine's ranks reduce in memory that they share, so they would have to run together.
-    """
+    """As `vllm_start.compile_rank`, and what lies beside the artifacts."""
     compiled = vllm_start.compile_rank(surroundings, config, names, rank, on_stage, unkeyed=vllm_cpu_host.unkeyed)
     compiled.unkeyed.update(vllm_cpu_host.build_machine())
     compiled.artifacts = [

@@ -15,7 +15,7 @@ from ..pretend import fake_tensors, parameters
 from ..pretend.device import Log
 from ..pretend.model_loading import install_inspection
 from ..pretend.patches import Patches
-from . import kernels, weights
+from . import kernels, ranks, weights
 
 __all__ = ["Native", "native"]
 
@@ -47,6 +47,8 @@ class Native:
         kernels.install(self.patches)
         parameters.install(self.patches)
         fake_tensors.reassign_in_apply(self.patches)
+        if self.count > 1:
+            ranks.install(self.patches)
         self._weights = weights.install(self.patches, self.log)
 
     def before_trace(self, model: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

