@@ -1,4 +1,4 @@
-"""The real CPU that is here: nothing is pretended but the weights.
+"""The real CPU that is here: nothing is pretended but the weights, and the other ranks if there are any.
 
 Inductor compiles for this machine (``-march=native``), so torch, the engine's worker and its own buffers stay real, and
 operators run. Weights and the inputs of the traced call are FakeTensors.
