@@ -24,12 +24,16 @@ def install(patches: Patches) -> Any:
     Returns:
         the ``FakeTensorMode`` for weights and inputs.
     """
+    import torch
     import torch._inductor.output_code as output_code
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     _declared_types(patches)
     _static_mode(patches)
+    init = torch.nn.init
+    why = "reads values of a weight that has none, to fill it"
+    patches.set(init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor, why=why, checked=CHECKED)
 
     def stop(self: Any, inputs: Any) -> Any:
         raise CompiledDone
