@@ -162,6 +162,7 @@ def _directory(path: Path) -> Path:
     return path
 
 
+@pytest.mark.fleet
 def test_every_frontend_gives_the_same_wheel(
     frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]],
 ) -> None:
@@ -253,6 +254,7 @@ def test_the_serving_side_accepts_it(
         assert verify(payload).manifest.model.served_as == (MODEL, "/models/synthetic")
 
 
+@pytest.mark.fleet
 def test_pip_installs_it(
     frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]], links: Path, venv: Path
 ) -> None:
@@ -272,6 +274,7 @@ def test_pip_installs_it(
     assert files == f"{digest} manifest.json"
 
 
+@pytest.mark.fleet
 def test_the_oldest_hatchling(tmp_path: Path, compiled: Path, links: Path) -> None:
     """The hook relies on how hatchling keeps what it read; 1.27 is the oldest one that is promised."""
     project = make_project(tmp_path / "old", requires='["hatchling==1.27.0", "hatch-model-cache"]')

@@ -100,6 +100,7 @@ def gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.fleet
 def test_a_matrix_is_built_once_and_only_what_changed_again(directory: Path) -> None:
     write(directory)
     done = run(directory)
@@ -124,6 +125,7 @@ def test_a_matrix_is_built_once_and_only_what_changed_again(directory: Path) -> 
     assert (directory.parent / "a100.json").exists()
 
 
+@pytest.mark.fleet
 def test_a_failure_is_told_and_the_others_are_built(directory: Path) -> None:
     write(directory, h100="error")
     done = run(directory)
