@@ -14,16 +14,14 @@ import shutil
 import stat
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shown
-from engine.hosts import SERVE_ARGS, Host, compile_recipe, pack, write_recipe
+from engine.hosts import SERVE_ARGS, Built, Host, compile_recipe, pack, write_recipe
 from model_cache.wheel.manifest import parse
 
 pytestmark = pytest.mark.engine
@@ -31,29 +29,6 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
 H100, A100 = "h100-sxm5-80gb", "a100-sxm4-80gb"
 MODELS = ROOT / "tests" / "data" / "models"
-
-
-@dataclass(frozen=True)
-class Built:
-    """One recipe, compiled and packed: where, and under which names its model is served."""
-
-    project: Path
-    artifacts: Path
-    wheel: Path
-    hub_id: str
-    directory: str
-
-    def manifest(self) -> dict[str, Any]:
-        """The wheel's manifest."""
-        with zipfile.ZipFile(self.wheel) as archive:
-            [name] = [n for n in archive.namelist() if n.endswith("/manifest.json")]
-            found: dict[str, Any] = json.loads(archive.read(name))
-            return found
-
-    @property
-    def name(self) -> str:
-        """Distribution name of the wheel."""
-        return str(self.manifest()["name"])
 
 
 @pytest.fixture(scope="session", params=["llama-tiny", "qwen3-tiny", "qwen3-moe-tiny"])
