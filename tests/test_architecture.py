@@ -97,6 +97,7 @@ def test_compile_knows_little_of_the_build_side(name: str) -> None:
         *(f"hatch_model_cache.{n}" for n in ("compile", "targets", "cubin")),
         "model_cache.errors",
         "model_cache.machine.cpu",
+        "model_cache.wheel.lineage",
         *(f"model_cache.engine.{n}" for n in ("kernel_names", "model_tag", "on_import")),
     )
     ours = [i for i in imports(name) if top(i) in {"hatch_model_cache", "model_cache"}]

@@ -144,7 +144,7 @@ def _distribution(engine: str) -> str | None:
 def _compile(
     adapter: ModuleType, surroundings: Surroundings, config: Any, job: Mapping[str, Any], progress: Progress
 ) -> dict[str, Any]:
-    record = recording.Record(Path(job["evidence"]) if job["evidence"] else None)
+    record = recording.Record(job["target"]["name"], Path(job["evidence"]) if job["evidence"] else None)
     if job["target"]["kind"] == "gpu":
         recording.install(surroundings.patches, record)
     compiled = adapter.compile_rank(surroundings, config, job["served_as"], job["rank"], progress.stage)

@@ -298,7 +298,5 @@ def _kernels(results: Sequence[RankResult]) -> list[dict[str, Any]]:
 
 
 def _regions(results: Sequence[RankResult]) -> list[dict[str, Any]]:
-    found = {
-        (r.target, g["graph"], g["wrapper"]): {**g, "target": r.target} for r in results for g in r.result["regions"]
-    }
+    found = {(g["target"], g["graph"], g["wrapper"]): g for r in results for g in r.result["regions"]}
     return [region for _, region in sorted(found.items())]

@@ -8,38 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hatch_model_cache.compile.pretend.patches import Patches
+from model_cache.wheel.lineage import Call, Lineage, Region, Value
 
 CHECKED = "torch 2.14.0, triton 3.8.0"
-
-
-@dataclass(frozen=True)
-class Lineage:
-    """What one cubin was made from; as in the manifest."""
-
-    source: str | None
-    config: Mapping[str, int]
-    warps: int
-    stages: int
-    ptx: str
-    ptxas: str
-    flags: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Region:
-    """One graph that Inductor compiled, and the wrapper that it wrote for it; as in the manifest."""
-
-    graph: str
-    wrapper: str
-    inputs: tuple[Mapping[str, Any], ...]
-    calls: tuple[Mapping[str, Any], ...]
 
 
 @dataclass
@@ -47,11 +25,13 @@ class Record:
     """What was noted so far.
 
     Attributes:
+        target: name of the target that is compiled for.
         directory: where texts are written, by their SHA-256; not at all if None.
         lineages: by the cubin's SHA-256.
         regions: in the order of the compile, each distinct one once.
     """
 
+    target: str
     directory: Path | None
     lineages: dict[str, Lineage] = field(default_factory=dict)
     regions: dict[tuple[str, str], Region] = field(default_factory=dict)
@@ -169,7 +149,7 @@ def _note_regions(patches: Patches, record: Record) -> None:
         nodes = list(self.orig_gm.graph.nodes)
         inputs = tuple(_described(node.meta.get("val")) for node in nodes if node.op == "placeholder")
         calls = tuple(_call(node) for node in nodes if _is_library_call(node.target))
-        record.regions.setdefault((graph, wrapper), Region(graph, wrapper, inputs, calls))
+        record.regions.setdefault((graph, wrapper), Region(graph, wrapper, inputs, calls, record.target))
         return module
 
     why = "what Inductor is given, and the wrapper that it writes"
@@ -186,23 +166,23 @@ def _is_library_call(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in OWN_NAMESPACES
 
 
-def _call(node: Any) -> dict[str, Any]:
+def _call(node: Any) -> Call:
     """A call of an operator that is not torch's own: its name, which arguments it writes to, and what it returns."""
     schema = node.target._schema
-    writes = [i for i, p in enumerate(schema.arguments) if p.alias_info is not None and p.alias_info.is_write]
+    writes = tuple(i for i, p in enumerate(schema.arguments) if p.alias_info is not None and p.alias_info.is_write)
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else [value]
     results = values[: len(schema.returns)]  # what stood for the arguments that it writes to may follow
-    return {"operator": str(node.target), "writes": writes, "results": [_described(result) for result in results]}
+    return Call(str(node.target), writes, tuple(map(_described, results)))
 
 
-def _described(value: Any) -> dict[str, Any]:
+def _described(value: Any) -> Value:
     """A value by its dtype ("int" for a size), shape and strides; sizes that vary by their symbol's name."""
     import torch
 
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        return {"dtype": dtype, "shape": list(map(str, value.shape)), "strides": list(map(str, value.stride()))}
+        return Value(dtype, tuple(map(str, value.shape)), tuple(map(str, value.stride())))
     if isinstance(value, (int, torch.SymInt)):
-        return {"dtype": "int", "shape": [str(value)], "strides": []}
-    return {"dtype": "object", "shape": [], "strides": []}
+        return Value("int", (str(value),), ())
+    return Value("object", (), ())
