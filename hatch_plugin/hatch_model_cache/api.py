@@ -105,14 +105,20 @@ def compile_model(
         model_cache.errors.NotFoundError: if no engine has left anything where it is to be captured.
         model_cache.errors.ModelCacheError: if the cache root cannot be written to, or takes signed wheels only.
     """
+    given = dict(locals())
+    del given["progress"]
+    from hatch_model_cache import arguments
     from hatch_model_cache.compiling import delivery
     from hatch_model_cache.compiling.overlap import Bounds
     from hatch_model_cache.recipe.recipe import options
     from hatch_model_cache.scaffold import request
     from model_cache.errors import UsageError
 
+    problems = arguments.problems(given)
     if out is None and into_cache_root is None:
-        raise UsageError("give `out`, `into_cache_root` or both: where the result goes")
+        problems.append("out, into_cache_root: give one or both: where the result goes")
+    if problems:
+        raise UsageError("compile_model cannot take this:", problems)
     words = {option.key: option.attribute for option in options()} | {"version": "version"}
     asked = request.Request(
         command=(COMMAND, "serve", model, *serve_args),
