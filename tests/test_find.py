@@ -233,6 +233,15 @@ def test_a_package_index_that_sends_whole_files_only(run: Run, server: WebServer
     assert (code, "is not the file that the index lists" in out) == (12, True)
 
 
+@pytest.mark.parametrize(
+    "place", ["http://[::1", "https://[x]/", "http://", "http://a:b/", "ftp://x/y", "file:///etc", ""]
+)
+def test_what_can_be_no_index(run: Run, place: str) -> None:
+    code, _, err = run("--index", place, "--index", "http://a:99999/")
+    assert code == 2
+    assert err.count("--index: ") == 2
+
+
 def test_a_package_index_without_hashes(run: Run, server: WebServer, dist: Path) -> None:
     code, out, _ = run("--index", serve_simple(server, dist, as_json=False, hashes=False))
     assert code == 12

@@ -102,6 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("say where to look: --index URL|DIR or --hub hf://ORG/NAME (each may be repeated)")
     if arguments.engine and arguments.engine_command:
         raise UsageError("give --engine or a command after --, not both: the command's engine is the one installed")
+    _check_places(arguments.index)
     trust = Trust.of_this_host()
     wanted = Wanted(arguments.model, _hardware(arguments.target))
     judge = _judge(arguments, wanted)
@@ -115,6 +116,20 @@ def _run(arguments: argparse.Namespace) -> int:
         lines = _told(arguments, ranked, offers, failures)
         sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
     return code
+
+
+def _check_places(places: Sequence[str]) -> None:
+    """Raise UsageError for every --index that can be no index, whatever is there."""
+    from hatch_model_cache.publish import web
+
+    problems = []
+    for place in places:
+        if not place:
+            problems.append("--index: is empty: give a URL or a directory")
+        elif "://" in place and web.address(place) is None:
+            problems.append(f"--index: {web.shown(place):.200} is no address of a web server")
+    if problems:
+        raise UsageError("There is nothing to look in:", problems)
 
 
 def _hardware(target: str | None) -> tuple[str, ...]:

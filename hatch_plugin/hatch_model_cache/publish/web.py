@@ -23,7 +23,7 @@ from model_cache.errors import DamagedError, ModelCacheError, NotFoundError
 from model_cache.wheel.names import printable
 from model_cache.wheel.verify import Deadline
 
-__all__ = ["NoPartsError", "Page", "Web", "joined", "shown", "without_login"]
+__all__ = ["NoPartsError", "Page", "Web", "address", "joined", "shown", "without_login"]
 
 T = TypeVar("T")
 
@@ -66,6 +66,16 @@ def joined(base: str, url: str) -> str:
         return urljoin(base, url)
     except ValueError:
         return ""
+
+
+def address(url: str) -> SplitResult | None:
+    """The parts of a web server's address; None if `url` is none."""
+    try:
+        parts = urlsplit(url)
+        good = bool(parts.hostname and (parts.port is None or parts.port >= 0))
+    except ValueError:  # told when host or port are asked for
+        return None
+    return parts if good and parts.scheme in ("http", "https") and _PLAIN.fullmatch(url) else None
 
 
 def _without_login(url: str) -> SplitResult:
@@ -132,20 +142,17 @@ class Web:
 
     def _request(self, url: str, headers: dict[str, str]) -> urllib.request.Request:
         """Raises DamagedError when `url` is no address of a web server."""
-        try:
-            parts = urlsplit(url)
-            host, user, password, _ = parts.hostname, parts.username, parts.password, parts.port
-        except ValueError:
-            host = user = password = None
-        if not host or parts.scheme not in ("http", "https") or not _PLAIN.fullmatch(url):
+        parts = address(url)
+        if parts is None:
             raise DamagedError(f"{shown(url) or 'an empty text':.200} is no address of a web server")
+        user, password = parts.username, parts.password
         origin = (parts.scheme, parts.netloc.rpartition("@")[2])
         if user:
             self._logins[origin] = (unquote(user), unquote(password or ""))
         request = urllib.request.Request(urlunsplit(_without_login(url)._replace(fragment="")))  # noqa: S310 - checked
         for name, value in {"User-Agent": f"hatch-model-cache/{__version__}", **headers}.items():
             request.add_header(name, value)
-        if login := self._logins.get(origin) or _login_of(host):
+        if login := self._logins.get(origin) or _login_of(parts.hostname or ""):
             # unredirected: urllib hands other headers on to wherever a redirect leads
             token = base64.b64encode(":".join(login).encode()).decode()
             request.add_unredirected_header("Authorization", f"Basic {token}")
