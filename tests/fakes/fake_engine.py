@@ -39,10 +39,14 @@ CACHE = "torch_compile_cache/torch_aot_compile"
 
 
 def interpreter(directory: Path) -> Path:
-    """An executable that is this Python, except when it is told to run a script: then it is the fake."""
+    """An executable that is this Python, except when it is told to run a script, or asked for the version of vllm: then
+    it is the fake."""
     path = directory / "fake-python"
     python, fake = shlex.quote(sys.executable), shlex.quote(__file__)
-    path.write_text(f'#!/bin/sh\n[ "$1" = -I ] && exec {python} "$@"\nexec {python} -S {fake} "$@"\n')
+    path.write_text(
+        f'#!/bin/sh\ncase "$4" in vllm) echo "vllm {ENGINE["version"]}"; exit;; esac\n'
+        f'[ "$1" = -I ] && exec {python} "$@"\nexec {python} -S {fake} "$@"\n'
+    )
     path.chmod(0o755)
     return path
 

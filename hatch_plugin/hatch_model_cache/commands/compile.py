@@ -95,9 +95,12 @@ def _run(arguments: argparse.Namespace) -> int:
     bounds = None if arguments.overlap is None else Bounds(arguments.overlap)
     if arguments.dry_run:
         compiler.check_machine(recipe)
+        if out is not None:
+            compiler.check_out(out)
         if arguments.into_cache_root is not None:
             answer["cache_root"] = delivery.check_root(recipe, arguments.into_cache_root)
         answer["python"] = interpreter.choose(recipe.engine_name, recipe.python)
+        interpreter.require(answer["python"], recipe.engine_name, recipe.engine_version)
     else:
         with progress.shown(quiet=arguments.quiet) as shown:
             root = arguments.into_cache_root

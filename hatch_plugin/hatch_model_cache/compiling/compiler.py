@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def compile_recipe(
         UsageError: if `out` is in use or cannot be made, or no interpreter with the engine is known.
         CompileError: if the engine fails, or what it left is not complete and right.
     """
-    out = _checked(out)
+    out = check_out(out)
     check_machine(recipe)
     python = interpreter.choose(recipe.engine_name, recipe.python)
     with _staging(out) as staging, _scratch(recipe.digest()) as scratch:
@@ -138,8 +138,8 @@ def _check_kernels(directory: Path, python: str, progress: Progress) -> None:
         raise CompileError(problem.message, problem.problems)
 
 
-def _checked(out: Path) -> Path:
-    """Where `out` really is. Raises UsageError unless it can become the artifact directory."""
+def check_out(out: Path) -> Path:
+    """Where the artifact directory `out` really is. Raises UsageError unless it can become the artifact directory."""
     try:
         real = out.resolve()  # a link cannot be renamed over
         if real.exists() and (not real.is_dir() or any(real.iterdir())):
@@ -154,6 +154,7 @@ def _checked(out: Path) -> Path:
 @contextmanager
 def _staging(out: Path) -> Iterator[Path]:
     """A directory beside `out`, made before the engine runs: a place that cannot be written to is known at once."""
+    made = [parent for parent in out.parents if not parent.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".model-cache-compile-", dir=out.parent))
@@ -163,6 +164,9 @@ def _staging(out: Path) -> Iterator[Path]:
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        for parent in made:  # the innermost first; one that holds something stays
+            with suppress(OSError):
+                parent.rmdir()
 
 
 def _cannot_be_made(out: Path, error: Exception) -> UsageError:

@@ -110,6 +110,14 @@ def has(python: str, names: Sequence[str]) -> str | None:
     return _first(python, names)[0]
 
 
+def require(python: str, engine: str, version: str) -> None:
+    """Raise UsageError unless an interpreter has an engine in this version."""
+    name, found = _first(python, [engine])
+    if name is None or found.partition("+")[0] != version:
+        there = f"{engine} {found}" if name else f"no {engine}"
+        raise UsageError(f"the recipe asks for {engine}=={version}, {python} has {there}")
+
+
 def engine_of_host(names: Sequence[str]) -> str:
     """The first of the engines `names` that is installed, with its public version: ``vllm==0.33.0``.
 

@@ -364,7 +364,7 @@ def _word_problem(word: str) -> str | None:
 
 def _environment_problem(name: str, value: Any) -> str | None:
     if not _ENVIRONMENT_NAME.fullmatch(name):
-        return "is no name of an environment variable."
+        return f"{name!r:.80} is no name of an environment variable."
     if not isinstance(value, str):
         return f'must be a string, not {given(value)}; write "{as_text(value)}".'
     if "\0" in value:
