@@ -133,6 +133,7 @@ BROKEN: list[tuple[str, Any]] = [
         ".a/x.json",
     )),
     ("hints", {"modelinfos/x.json": "y" * 70_000}),
+    ("hints", {f"modelinfos/{n}.json": "{}" for n in range(65)}),
     ("kernels.0.arch", "SM 90"),
     *((f"entries.0.{field}", path) for field in ("directory", "files.0.path") for path in (
         "", "/etc/x", "../x", "a/../b", "a/./b", ".", "a//b", "a/", "C:/x", "c:x", "a\\b", "a\x00b", "a\nb",

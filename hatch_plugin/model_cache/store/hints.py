@@ -26,9 +26,10 @@ def wanted(root: Root, name: str, texts: Mapping[str, str], old: State | None) -
 
     texts: path relative to the root → the file's text. old: what is deployed of the wheel.
     """
-    ours = {(file.path, file.sha256) for file in (old.hints if old else ())} | _of_others(root, name)
+    ours = {(file.path, file.sha256) for file in (old.hints if old else ())}
     found = (_described(path, text) for path, text in sorted(texts.items()))
-    return tuple(file for file in found if (there := _digest(root, file)) is None or (file.path, there) in ours)
+    there = ((file, (file.path, _digest(root, file))) for file in found)
+    return tuple(file for file, one in there if one[1] is None or one in ours or one in _of_others(root, name))
 
 
 def settle(root: Root, name: str, texts: Mapping[str, str], hints: Hints, old: State | None) -> None:
@@ -49,10 +50,9 @@ def take_away(root: Root, name: str, hints: Hints) -> None:
 
     Raises OSError: what is still there must stay noted.
     """
-    needed = _of_others(root, name)
     for file in hints:
         folder, _, base = file.path.rpartition("/")
-        if (file.path, file.sha256) not in needed and _digest(root, file) == file.sha256:
+        if _digest(root, file) == file.sha256 and (file.path, file.sha256) not in _of_others(root, name):
             with files.opened(root.descriptor, folder) as directory:
                 os.unlink(base, dir_fd=directory)
 
@@ -62,7 +62,8 @@ def _described(path: str, text: str) -> DeployedFile:
     return DeployedFile(path, sha256(data).hexdigest(), len(data))
 
 
-def _of_others(root: Root, name: str) -> set[tuple[str, str]]:
+def _of_others(root: Root, name: str) -> set[tuple[str, str | None]]:
+    """Hints of the other wheels here. Reads all their states, so it is asked only where a file is in the way."""
     states, _ = state.load_all(root)
     return {(file.path, file.sha256) for one in states if one.name != name for file in one.hints}
 

@@ -14,6 +14,7 @@ from model_cache.wheel.strict_json import MAX_PROBLEMS, loads
 if TYPE_CHECKING:
     from model_cache.wheel.manifest import Manifest
 
+MAX_HINTS = 64
 MAX_HINT_BYTES = 64 * 1024
 _HINT = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-][A-Za-z0-9._-]*\.json")
 
@@ -73,6 +74,9 @@ def _without_code(manifest: Manifest) -> Iterator[str]:
 def _bad_hints(manifest: Manifest) -> Iterator[str]:
     """What may not be written beside the entries: anything but a short JSON object, in a directory of its own kind."""
     entries = {folded(entry.directory.partition("/")[0]) for entry in manifest.entries}
+    if len(manifest.hints) > MAX_HINTS:
+        yield f"hints holds more than {MAX_HINTS} files"
+        return
     for path, text in manifest.hints.items():
         where = f"hints.{path!r:.80}"
         reason = unsafe_path(path)
