@@ -1,7 +1,8 @@
 """The whole road with the real vLLM: recipe → compile → wheel → pip → deploy → an unmodified `vllm serve` loads it.
 
 The GPU is pretended on both sides, with another HOME, working directory, cache root and virtual environment path. These
-tests show that the engine finds the artifacts under the keys it computes itself, and compiles nothing.
+tests show that the engine finds the artifacts under the keys it computes itself, and compiles nothing. What every
+version of the engine has to show, with the tiny Llama and Qwen3-MoE, is in `test_conformance`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ H100, A100 = "h100-sxm5-80gb", "a100-sxm4-80gb"
 MODELS = ROOT / "tests" / "data" / "models"
 
 
-@pytest.fixture(scope="session", params=["llama-tiny", "qwen3-tiny", "qwen3-moe-tiny"])
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Built:
-    """One model compiled for an H100 and an A100, in one wheel."""
-    name: str = request.param
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Built:
+    """The tiny Qwen3 compiled for an H100 and an A100, in one wheel."""
+    name = "qwen3-tiny"
     project = tmp_path_factory.mktemp(name) / "recipe"
     write_recipe(project, MODELS / name, f"example/{name}", [f"example/{name}", f"./{name}"], [H100, A100])
     artifacts = project.parent / "artifacts"
@@ -61,19 +62,19 @@ def host(serving: Path, tmp_path: Path) -> Host:
 
 
 @pytest.fixture
-def installed(built: Built, host: Host, own_wheel: Path) -> Iterator[Host]:
+def installed(qwen3: Built, host: Host, own_wheel: Path) -> Iterator[Host]:
     """A host with the wheel installed and the model in its working directory."""
-    host.pip_install(built.wheel, own_wheel)
-    shutil.copytree(built.project / "model", host.work / built.directory)
+    host.pip_install(qwen3.wheel, own_wheel)
+    shutil.copytree(qwen3.project / "model", host.work / qwen3.directory)
     yield host
-    host.pip_uninstall(built.name)
+    host.pip_uninstall(qwen3.name)
 
 
 @pytest.mark.parametrize("target", [H100, A100])
-def test_a_deployed_wheel_is_loaded_and_nothing_is_compiled(built: Built, installed: Host, target: str) -> None:
+def test_a_deployed_wheel_is_loaded_and_nothing_is_compiled(qwen3: Built, installed: Host, target: str) -> None:
     done = installed.model_cache("deploy", "--assume-target", target, "--root", str(installed.cache_root), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    report = installed.serve(built.directory, target, environment={"VLLM_FORCE_AOT_LOAD": "1"})
+    report = installed.serve(qwen3.directory, target, environment={"VLLM_FORCE_AOT_LOAD": "1"})
     assert report.error is None
     assert report.loaded == 1
     assert report.parts > 0
@@ -107,26 +108,17 @@ class TestOneWheel:
         for path in (str(ROOT), str(Path(engine_python).parent.parent), str(llama.project), str(Path.home()) + "/"):
             assert path.encode() not in data, path
 
-    def test_the_plug_in_deploys_at_engine_start(self, llama: Built, host: Host, own_wheel: Path) -> None:
+    def test_what_readme_says_after_a_start(self, llama: Built, host: Host, own_wheel: Path) -> None:
         host.pip_install(llama.wheel, own_wheel)
         shutil.copytree(llama.project / "model", host.work / "llama-tiny")
         try:
             on = {"MODEL_CACHE_DISABLE": "0", "MODEL_CACHE_ASSUME_TARGET": H100, "VLLM_FORCE_AOT_LOAD": "1"}
             report = host.serve("./llama-tiny", H100, environment=on)
-            told = host.model_cache("status", "--root", str(host.cache_root), "--json")
             [status] = as_shown(host, shown.commands("README.md", "model-cache status"))
         finally:
             host.pip_uninstall(llama.name)
         assert report.warm, report
         assert once(status.command.output or "") <= once(status.output)
-        log = (host.place / "engine.log").read_text()
-        assert "model-cache: deployed" in log
-        assert "model-cache: hit backbone rank 0_0 in" in log
-        [wheel] = json.loads(told.stdout)["wheels"]
-        assert (wheel["name"], wheel["used"], wheel["intact"]) == (llama.name, True, True)
-        [found] = wheel["looked_up"]
-        assert (found["prefix"], found["rank"], found["hit"]) == ("backbone", "0_0", True)
-        assert found["parts"] == report.parts > 0
 
     def test_what_readme_says_beforehand(self, llama: Built, host: Host, own_wheel: Path) -> None:
         host.pip_install(llama.wheel, own_wheel)
@@ -143,13 +135,6 @@ class TestOneWheel:
             host.pip_uninstall(llama.name)
         assert checked.output == check.output
         assert rehearsed.output.startswith("warm start under a pretended NVIDIA H100 80GB HBM3: 1 artifact loaded")
-
-    def test_a_host_without_the_wheel_compiles(self, host: Host) -> None:
-        shutil.copytree(MODELS / "llama-tiny", host.work / "llama-tiny")
-        report = host.serve("./llama-tiny", H100)
-        assert not report.warm
-        assert report.inductor_compiles > 0
-        assert report.ptxas_runs > 0
 
     def test_another_target_is_refused_with_both_values_and_nothing_written(
         self, llama: Built, host: Host, own_wheel: Path
