@@ -250,7 +250,7 @@ def test_a01_a_variable_that_only_this_engine_knows_is_named(
     assert "env.VLLM_BRAND_NEW is 7 here, absent in the wheel. Unset VLLM_BRAND_NEW." in out
 
 
-@pytest.mark.parametrize("name", ["/models/M", "/root/hub/models--test-org--Synthetic-1B/snapshots/abc"])
+@pytest.mark.parametrize("name", ["/models/M", "/hub/models--test-org--Synthetic-1B/snapshots/abc"])
 def test_a02_another_model_string_is_named_with_the_one_to_use(
     run: Run, built: str, answer: Callable[..., None], name: str
 ) -> None:

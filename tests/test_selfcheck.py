@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jsonschema
 import pytest
@@ -29,6 +29,7 @@ from model_cache.cli import main
 from model_cache.errors import DamagedError, UsageError
 from model_cache.wheel.lineage import Call, Lineage, Region, Value
 from model_cache.wheel.manifest import Kernel, Manifest, parse
+from model_cache.wheel.payload import Payload
 
 SCHEMA = json.loads(importlib.resources.files("model_cache.wheel").joinpath("manifest.schema.json").read_text())
 
@@ -184,11 +185,22 @@ def test_regions_without_a_kernel_of_the_sample_are_not_run(jobs: list[dict[str,
 class TestEvidence:
     """What kernels were made from, on its way into a wheel and out of it."""
 
-    class Payload:
+    class OneFile(Payload):
+        """A wheel of which only the evidence is asked for."""
+
         label = "a.whl"
 
         def __init__(self, data: bytes | None) -> None:
             self.data = data
+
+        def files(self) -> dict[str, int]:
+            raise AssertionError("not asked")
+
+        def open(self, path: str) -> IO[bytes]:
+            raise AssertionError("not asked")
+
+        def close(self) -> None:
+            raise AssertionError("not asked")
 
         def metadata(self, name: str) -> bytes:
             assert name == "extra_metadata/evidence.json.xz"
@@ -197,7 +209,7 @@ class TestEvidence:
             return self.data
 
     def read(self, data: bytes | None, wanted: set[str]) -> dict[str, bytes]:
-        return evidence.read(self.Payload(data), wanted)  # type: ignore[arg-type]
+        return evidence.read(self.OneFile(data), wanted)
 
     def test_it_comes_back(self) -> None:
         data = evidence.to_bytes(TEXTS)

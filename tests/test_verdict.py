@@ -69,7 +69,7 @@ def test_a_url_is_looked_for_where_its_small_files_are() -> None:
         model__served_as=["s3://b/M"], entries__0__served_as="s3://b/M", entries__1__served_as="s3://b/M",
         serve__environment={"VLLM_ASSETS_CACHE": "/assets"},
     )  # fmt: skip
-    seen = observation(look_up(OTHER_KEY, model__model="/root/.cache/vllm/assets/model_streamer/ab"), environment={})
+    seen = observation(look_up(OTHER_KEY, model__model="/assets/model_streamer/ab"), environment={})
     command = CommandLine(("s3://b/M", *manifest.serve.arguments), {}, seen.command.flags)
     found = verdict(dataclasses.replace(seen, command=command), manifest)
     assert {r.change for r in found.reasons if r.factor == "model.model"} == {"set VLLM_ASSETS_CACHE=/assets"}

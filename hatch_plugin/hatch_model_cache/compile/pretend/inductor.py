@@ -95,6 +95,7 @@ def _constants_on_cpu(patches: Patches) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_map
 
+    # where the type checker runs there is no torch, so its classes are of no known type
     class OnCpu(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             args, kwargs = tree_map(_on_cpu, (args, kwargs or {}))
@@ -103,6 +104,7 @@ def _constants_on_cpu(patches: Patches) -> None:
     def _on_cpu(x: Any) -> Any:
         return torch.device("cpu") if isinstance(x, torch.device) and x.type == "cuda" else x
 
+    # as above
     class Folder(joint_graph.UniformValueConstantFolder):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             with OnCpu():

@@ -69,7 +69,8 @@ class Regions:
         except Exception as error:
             if ours:
                 raise
-            # whatever generated code raises is an answer about that code
+            # Whatever generated code raises is an answer about that code. NotImplementedError is how torch and Triton's
+            # interpreter say that they lack something, which makes a region unchecked, never checked.
             cause = _cause(error)
             if isinstance(cause, (RefusedError, NotImplementedError)):
                 result.refused = str(cause) or type(cause).__name__

@@ -107,6 +107,7 @@ def on_cpu(*, wide: bool = False) -> Any:
             return torch.device("cpu")
         return torch.float32 if wide and isinstance(value, torch.dtype) and value in narrow else value
 
+    # where the type checker runs there is no torch, so its classes are of no known type
     class OnCpu(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             arguments, options = tree_map(here, (list(args), kwargs or {}))
