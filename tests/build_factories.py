@@ -159,9 +159,11 @@ def document(
                 "spills": 0,
                 "configs": 1,
                 "target": name,
+                "lineage": None,
             }
             for name in recipe.targets
         ],
+        "regions": [],
         "hints": {},
     }, files
 

@@ -185,10 +185,12 @@ def make_document(
                 "spills": 0,
                 "configs": 1,
                 "target": target["name"],
+                "lineage": None,
             }
             for target in targets
             if target["kind"] == "gpu"
         ],
+        "regions": [],
         "hints": {},
     }
     for path, value in (changes or {}).items():

@@ -123,6 +123,7 @@ def leave(job: Mapping[str, Any], cache: Path, prefixes: tuple[str, ...] = ("bac
                 "registers": 12,
                 "spills": 0,
                 "shared": 0,
+                "lineage": None,
             }
         ],
         "regions": [],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 from model_cache.errors import DamagedError
 from model_cache.wheel.consistency import inconsistencies
@@ -35,8 +35,6 @@ _KEY = re.compile(r"[0-9a-f]{8,128}")
 _NAME = re.compile(r"model-cache-[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _RANK = re.compile(r"[0-9]{1,6}_[0-9]{1,6}")
 
-_LATER = {"later": True}
-"""Of a field that came after the others: nothing in it is not written, and it may be missing."""
 
 Scalar = bool | int | str | None
 
@@ -150,7 +148,7 @@ class Kernel:
     spills: int
     configs: int
     target: str
-    lineage: Lineage | None = field(default=None, metadata=_LATER)
+    lineage: Lineage | None
 
 
 @dataclass(frozen=True)
@@ -170,9 +168,9 @@ class Manifest:
     factors: Mapping[str, Mapping[str, str]]
     entries: tuple[Entry, ...]
     kernels: tuple[Kernel, ...]
-    regions: tuple[Region, ...] = field(default=(), metadata=_LATER)
+    regions: tuple[Region, ...]
     """The graphs that Inductor compiled, where that was noted."""
-    hints: Mapping[str, str] = field(default_factory=dict)
+    hints: Mapping[str, str]
     """Small JSON files that the engine judges by what they hold, and does without: path below the root → text."""
     schema_version: int = SCHEMA_VERSION
 
@@ -209,8 +207,7 @@ class Manifest:
 
 def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
-        items = ((item, getattr(value, item.name)) for item in fields(value))
-        return {item.name: _plain(found) for item, found in items if found or not item.metadata.get("later")}
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -263,7 +260,7 @@ def _manifest(f: Fields) -> Manifest:
         factors={key: table.text_mapping(key) for key in factors},
         entries=f.objects("entries", _entry, least=1),
         kernels=f.objects("kernels", _kernel),
-        regions=f.objects("regions", read_region) if "regions" in f.value else (),
+        regions=f.objects("regions", read_region),
         hints=f.text_mapping("hints"),
     )
 
@@ -350,7 +347,7 @@ def _kernel(f: Fields) -> Kernel:
         spills=f.integer("spills"),
         configs=f.integer("configs", 1),
         target=f.text("target", WORD),
-        lineage=f.optional_one("lineage", read_lineage) if "lineage" in f.value else None,
+        lineage=f.optional_one("lineage", read_lineage),
     )
 
 
