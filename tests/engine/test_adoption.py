@@ -108,8 +108,8 @@ def test_other_weights_with_the_same_config_start_warm(serving: Serving) -> None
     assert "model-cache: adopted backbone rank 0_0 in" in log
     assert "same config.json" not in log
 
-    # and one for other code loads it too; Triton, in whose own key the variable is, compiles some kernels again (none to
-    # three were seen before the start was ended), and the others are the wheel's
+    # and one for other code loads it too; Triton, in whose own key the variable is, compiles some kernels again (none
+    # to three were seen before the start ended), and the others are the wheel's
     report, log = serving.start(model, **again, TRITON_DEFAULT_FP_FUSION="0")
     assert (report.loaded, report.inductor_compiles) == (1, 0)
     why = "triton.environment is TRITON_DEFAULT_FP_FUSION=0 here, not set in the wheel; these variables change what"
