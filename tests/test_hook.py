@@ -100,6 +100,15 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, compiled: Path) -> Path:
+    """The recipe project with what hatchling alone has built of it: an sdist and a wheel."""
+    project = make_project(tmp_path_factory.mktemp("finished") / "project")
+    done = hatchling(project, MODEL_CACHE_ARTIFACTS=compiled)
+    assert not done.returncode, done.stdout
+    return project
+
+
+@pytest.fixture(scope="session")
 def links(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel of this very source: isolated builds take hatch-model-cache from it."""
     folder = tmp_path_factory.mktemp("links")
@@ -164,7 +173,7 @@ def _directory(path: Path) -> Path:
 
 @pytest.mark.fleet
 def test_every_frontend_gives_the_same_wheel(
-    frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]],
+    frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]], finished: Path
 ) -> None:
     """A21: also those that build the wheel from the unpacked sdist, in another directory."""
     payloads, wheels = {}, {}
@@ -175,7 +184,8 @@ def test_every_frontend_gives_the_same_wheel(
         payloads[name] = {path: data for path, data in members(wheel).items() if ".dist-info/" not in path}
         # The same hatchling writes the same bytes; an isolated build may have fetched another.
         wheels[name, dist_info(wheel, "WHEEL")] = wheel.read_bytes()
-    first = payloads["python -m build"]
+    alone = members(finished / "dist" / WHEEL)
+    first = {path: data for path, data in alone.items() if ".dist-info/" not in path}
     assert f"{PACKAGE}/manifest.json" in first
     assert len(first) == 2
     assert all(payload == first for payload in payloads.values())
@@ -183,6 +193,7 @@ def test_every_frontend_gives_the_same_wheel(
     assert len(set(wheels.values())) == len(generators)
 
 
+@pytest.mark.fleet
 def test_frontends_leave_nothing_behind(
     frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]],
 ) -> None:
@@ -191,9 +202,8 @@ def test_frontends_leave_nothing_behind(
         assert {path.name for path in project.iterdir()} <= {"dist", "model", "pyproject.toml"}, name
 
 
-def test_the_wheel_is_data_only(frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]]) -> None:
-    project, _ = frontends["python -m build"]
-    wheel = project / "dist" / WHEEL
+def test_the_wheel_is_data_only(finished: Path) -> None:
+    wheel = finished / "dist" / WHEEL
     content = members(wheel)
     blobs = [name for name in content if "/blobs/" in name]
     info = f"{STEM}.dist-info"
@@ -208,17 +218,16 @@ def test_the_wheel_is_data_only(frontends: dict[str, tuple[Path, subprocess.Comp
     manifest = json.loads(content[f"{PACKAGE}/manifest.json"])
     jsonschema.Draft202012Validator(schema).validate(manifest)
     assert (manifest["name"], manifest["version"]) == (NAME, "1.0.0")
-    assert manifest["build"]["recipe_digest"] == load_recipe(project).digest()
-    assert str(project).encode() not in b"".join(content.values())
+    assert manifest["build"]["recipe_digest"] == load_recipe(finished).digest()
+    assert str(finished).encode() not in b"".join(content.values())
     assert {tuple(info.date_time[:3]) for info in zipfile.ZipFile(wheel).infolist()} == {(2020, 2, 2)}
 
 
-def test_the_metadata(frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]]) -> None:
+def test_the_metadata(finished: Path) -> None:
     """A22: upload tools and indexes older than Core Metadata 2.5 take both files."""
-    project, _ = frontends["python -m build"]
-    wheel = project / "dist" / WHEEL
+    wheel = finished / "dist" / WHEEL
     texts = [dist_info(wheel, "METADATA")]
-    with tarfile.open(project / f"dist/{STEM}.tar.gz") as archive:
+    with tarfile.open(finished / f"dist/{STEM}.tar.gz") as archive:
         member = archive.extractfile(f"{STEM}/PKG-INFO")
         assert member is not None
         texts.append(member.read().decode())
@@ -234,11 +243,8 @@ def test_the_metadata(frontends: dict[str, tuple[Path, subprocess.CompletedProce
     assert "Tag: cp311-none-any\n" in dist_info(wheel, "WHEEL")
 
 
-def test_the_sdist_carries_the_recipe_only(
-    frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]],
-) -> None:
-    project, _ = frontends["python -m build"]
-    assert sdist_members(project) == {
+def test_the_sdist_carries_the_recipe_only(finished: Path) -> None:
+    assert sdist_members(finished) == {
         "pyproject.toml",
         "PKG-INFO",
         "model/config.json",
@@ -246,11 +252,8 @@ def test_the_sdist_carries_the_recipe_only(
     }
 
 
-def test_the_serving_side_accepts_it(
-    frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]],
-) -> None:
-    project, _ = frontends["uv build"]
-    with open_payload(str(project / "dist" / WHEEL)) as payload:
+def test_the_serving_side_accepts_it(finished: Path) -> None:
+    with open_payload(str(finished / "dist" / WHEEL)) as payload:
         assert verify(payload).manifest.model.served_as == (MODEL, "/models/synthetic")
 
 
