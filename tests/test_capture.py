@@ -213,6 +213,11 @@ def test_what_a_wheel_has_put_there_is_no_capture(recipe: Recipe, tmp_path: Path
 
 def test_roots_without_anything(recipe: Recipe, tmp_path: Path) -> None:
     assert entries(tmp_path / "none") == {}
+    place = tmp_path / "torch_compile_cache/torch_aot_compile"
+    place.mkdir(parents=True)
+    (place / "no-entry").touch()
+    (place / "led-away").symlink_to(tmp_path)
+    assert entries(tmp_path) == {}
     with pytest.raises(NotFoundError, match="no engine has left a compiled model there"):
         capture(recipe, tmp_path / "none")
     with pytest.raises(UsageError, match="says for which CPU"):

@@ -58,10 +58,11 @@ def entries(root: Path) -> dict[str, str]:
     """Every entry of a cache root, by key: its ranks and its size, in words."""
     place = root / ENTRIES
     try:
-        names = sorted(name for name in os.listdir(place) if not name.startswith("."))
+        with os.scandir(place) as found:
+            names = sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
     except OSError:
         return {}
-    return {name: _words(place / name) for name in names}
+    return {name: _words(place / name) for name in names if not name.startswith(".")}
 
 
 def _words(entry: Path) -> str:
