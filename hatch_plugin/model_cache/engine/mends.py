@@ -181,7 +181,7 @@ def _begin(stack: ExitStack, mends: Sequence[Mend], root_path: str, path: str, s
         if obstacle := _obstacle(root_path, path):
             say(f"not mended, so the engine will compile: {obstacle}", alarm=True)
             return
-        stack.enter_context(_replaced(mends))
+        stack.enter_context(replaced(mends))
         mended_paths.add(path)
         say(f"mended {mends[0].engine} {mends[0].version}: {'; '.join(mend.text for mend in mends)}")
     except Exception as error:
@@ -226,7 +226,7 @@ def _obstacle(root_path: str, path: str) -> str:
 
 
 @contextmanager
-def _replaced(mends: Sequence[Mend]) -> Iterator[None]:
+def replaced(mends: Sequence[Mend]) -> Iterator[None]:
     """Each mend's attribute replaced; what was there before is put back, an attribute that was not there taken away."""
     with ExitStack() as stack:
         for mend in mends:

@@ -4,7 +4,8 @@
 
 A request names environment, arguments (what follows `vllm serve`), prompts, directory, log and answer. All requests of
 one call start at the same moment, or one after the other. vLLM is imported once, then each engine is a fork: an import
-takes longer here than a warm start. Nothing of the engine is replaced.
+takes longer here than a warm start. Nothing of the engine is replaced; there is a clock around its warm-up, and with
+`mended` in a request the engine's faults are mended from its start to its end, whatever it looks up.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,8 @@ def _fork(request: dict[str, Any]) -> int:
     try:
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
-        answer = _serve(request["arguments"], request["prompts"])
+        with _mended() if request["mended"] else nullcontext():
+            answer = _serve(request["arguments"], request["prompts"])
     except BaseException as error:
         traceback.print_exc()
         answer = {"error": f"{type(error).__name__}: {error}"}
@@ -68,14 +71,22 @@ def _fork(request: dict[str, Any]) -> int:
     os._exit(0)
 
 
+def _mended() -> AbstractContextManager[None]:
+    from model_cache.engine import mends
+
+    return mends.replaced(mends.MENDS)
+
+
 def _serve(words: list[str], prompts: list[list[int]]) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     arguments = EngineArgs.from_cli_args(parser.parse_args(["--model", *words]))
+    warm_up = answering.Clock(CPUModelRunner, "warming_up_model")
     begun = time.monotonic()
     # the entry point is in the key; that of `vllm serve` is what wheels are built for
     engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
@@ -86,6 +97,7 @@ def _serve(words: list[str], prompts: list[list[int]]) -> dict[str, Any]:
     return {
         "singly": singly,
         "together": together,
+        "warm_up": warm_up.seconds,
         "lowered": answering.lowered(engine),
         "seconds": round(started, 2),
         "pid": os.getpid(),
