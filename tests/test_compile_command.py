@@ -22,7 +22,7 @@ from hatch_model_cache.compiling import delivery, engine_process, interpreter
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.recipe.file import load_recipe
 from model_cache import cli
-from model_cache.errors import ModelCacheError, NotTrustedError, UsageError
+from model_cache.errors import NotTrustedError, UsageError
 from model_cache.machine.host import Gpus
 from model_cache.store.root import Root
 from model_cache.store.state import load
@@ -210,7 +210,7 @@ class TestIntoACacheRoot:
     ) -> None:
         recipe = load_recipe(make_project(here / "p"))
         (here / "file").touch()
-        with pytest.raises(ModelCacheError, match="Not a directory"):
+        with pytest.raises(UsageError, match="a directory must be where"):
             delivery.deliver(recipe, out=None, root="file/cache")
         monkeypatch.setenv("MODEL_CACHE_POLICY", "require")
         with pytest.raises(NotTrustedError, match="signed wheels only"):

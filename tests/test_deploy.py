@@ -454,8 +454,11 @@ def test_a_file_where_a_directory_must_be_is_one_clear_line(site: Path, root: Pa
     with pytest.raises(ModelCacheError, match="torch_compile_cache below the cache root is a link or no directory"):
         run(site, root)
     root_file = root / "torch_compile_cache"
-    with pytest.raises(ModelCacheError, match="cannot open the cache root"):
-        run(site, root_file)
+    for place in (root_file, root_file / "below"):
+        with pytest.raises(UsageError, match="a directory must be where"):
+            run(site, place)
+        with pytest.raises(UsageError, match="a directory must be where"):
+            remove(NAME, str(place))
 
 
 def test_too_little_space_is_told_before_anything_is_written(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 from zlib import crc32
 
-from model_cache.errors import ModelCacheError, NotFoundError
+from model_cache.errors import ModelCacheError, NotFoundError, UsageError
 from model_cache.store import files, owner, place
 from model_cache.wheel.names import RESERVED
 from model_cache.wheel.verify import Deadline
@@ -73,8 +73,8 @@ class Root:
         """Open the cache root at `path`; its own parents may be links.
 
         judge: refuse a place in which others could change what we write (needed before the first write).
-        create: judge, and make what is missing. Raises NotFoundError when it is not there, place.UnsafePlaceError,
-        ModelCacheError when it cannot be opened or made.
+        create: judge, and make what is missing. Raises NotFoundError when it is not there, UsageError when it is no
+        directory, place.UnsafePlaceError, ModelCacheError when it cannot be opened or made.
         """
         try:
             if create or judge:
@@ -82,6 +82,10 @@ class Root:
             return cls(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except FileNotFoundError:
             raise NotFoundError(f"{path}: there is no such cache root") from None
+        except NotADirectoryError:
+            raise UsageError(
+                f"cannot open the cache root {path}: a directory must be where a file or link is"
+            ) from None
         except OSError as error:
             raise files.failure("cannot open the cache root", path, error) from None
 
