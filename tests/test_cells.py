@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from answers import family
-from cells import cell, rows, table
+from cells import cell, forked, rows, table
 from hatch_model_cache.recipe.checks import speculative_models
 
 ROWS = rows.load()
@@ -69,3 +74,35 @@ def test_an_answer_is_kept(tmp_path: Path, answer: cell.Answer) -> None:
     assert cell.kept(path) is None
     cell.keep(answer, path)
     assert cell.kept(path) == answer
+
+
+def test_only_a_compile_is_forked(tmp_path: Path) -> None:
+    received: list[object] = []
+
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, connection.makefile("r") as request:
+            _, (out, error, events), _, _ = socket.recv_fds(connection, 1, 3)
+            received.extend(json.load(request)[0])
+            os.write(events, b"an event")
+            os.write(out, b"from the child")
+            for descriptor in (out, error, events):
+                os.close(descriptor)
+
+    client = [sys.executable, "-I", "-S", "-c", forked.CLIENT, str(tmp_path / "socket"), sys.executable]
+    asked = subprocess.run([*client, "-I", "-c", "print('the real one')"], capture_output=True, check=True)
+    assert asked.stdout == b"the real one\n"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        thread = threading.Thread(target=serve, args=[server])
+        thread.start()
+        reading, writing = os.pipe()
+        compile_process = [*client, "-s", "-P", "bootstrap.py", "job.json", str(writing)]
+        done = subprocess.run(compile_process, capture_output=True, check=True, pass_fds=[writing], timeout=30)
+        thread.join()
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == b"an event"
+    assert done.stdout == b"from the child"
+    assert received == ["job.json"]

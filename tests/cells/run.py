@@ -1,20 +1,27 @@
 """Fill the table of docs/coverage.md, one cell after the other; goes on where it was.
 
-    make coverage                        every cell that was not run yet, H100 first (about a minute each)
-    python tests/cells/run.py --only Llama --column H100 --again
+    make coverage                        every cell that was not run yet, H100 first (about half a minute each)
+    python tests/cells/run.py --only Llama --column H100 --again all
 
-An answer is kept in .cells/answers until the row, a model's files or the target change.
+An answer is kept in .cells/answers until the row, a model's files or the target change. The engine is imported once for
+all compiles of a column, which are forked (`fork_server`); a row that sets variables may change the import, so it has
+its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import itertools
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +29,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "engines"), str(ROOT / "hatch_pl
 
 from prepare import prepare  # noqa: E402
 
-from cells import cell, rows, table  # noqa: E402
+from cells import cell, forked, rows, table  # noqa: E402
 from cells.uv_pip import pip  # noqa: E402
 
 PLACE = ROOT / ".cells"
@@ -62,33 +69,55 @@ def write(every: list[rows.Row]) -> None:
     DOCUMENT.write_text(table.document(every, answers), "utf-8")
 
 
+def benches(
+    wanted: Sequence[rows.Row], at: rows.Column, through: tuple[str, ...]
+) -> Iterator[tuple[rows.Row, cell.Bench]]:
+    """Rows of a column, each with the bench to run it on, cheap ones first."""
+    plain = [row for row in wanted if not row.environment and not through]
+    with ExitStack() as stack:
+        if plain:
+            own = bench(at.engine, through)
+            engine = stack.enter_context(forked.engine(own.engine, at.target))
+            yield from ((row, dataclasses.replace(own, engine=engine)) for row in plain)
+    yield from ((row, bench(at.engine, through)) for row in wanted if row not in plain)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", action="append", metavar="TEXT", help="only rows with this in their title")
+    parser.add_argument("--but", action="append", default=[], metavar="TEXT", help="no row with this in its title")
     parser.add_argument("--column", choices=list(rows.COLUMNS), action="append", help="only this column")
     parser.add_argument("--again", choices=["refused", "all"], help="also run what has an answer already")
     parser.add_argument("--through", default="", metavar="COMMAND", help="start engine processes through this command")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after that")
     parser.add_argument("--write", action="store_true", help="write the document from what is known; run nothing")
     arguments = parser.parse_args()
     every = rows.load()
-    wanted = [row for text in arguments.only or [""] for row in every if text in row.title]
+    named = [row for text in arguments.only or [""] for row in every if text in row.title]
+    wanted = [row for row in dict.fromkeys(named) if not any(text in row.title for text in arguments.but)]
     todo = [
-        (row, column)
+        (column, row)
         for column in arguments.column or rows.COLUMNS
-        for row in dict.fromkeys(wanted)
+        for row in wanted
         if column in row.columns and _wanted(cell.kept(path_of(row, row.columns[column])), arguments.again)
     ]
+    until = time.monotonic() + arguments.minutes * 60
     if not arguments.write:
-        for row, column in todo:
+        for column, cells in itertools.groupby(todo, key=lambda one: one[0]):
             at = rows.COLUMNS[column]
-            try:
-                answer = bench(at.engine, tuple(shlex.split(arguments.through))).run(row, at)
-            except Exception:  # a defect of this script or of packing; the other cells are not concerned
-                traceback.print_exc()
-                continue
-            cell.keep(answer, path_of(row, at))
-            write(every)
-            print(f"{column} {row.title}: {'hit' if answer.hit else answer.refused} {answer.seconds}", flush=True)
+            for row, on in benches([row for _, row in cells], at, tuple(shlex.split(arguments.through))):
+                if time.monotonic() > until:
+                    break
+                begun = time.monotonic()
+                try:
+                    answer = on.run(row, at)
+                except Exception:  # a defect of this script or of packing; the other cells are not concerned
+                    traceback.print_exc()
+                    continue
+                cell.keep(answer, path_of(row, at))
+                write(every)
+                said = "hit" if answer.hit else answer.refused
+                print(f"{column} {row.title}: {said} {answer.seconds}, {time.monotonic() - begun:.0f} s", flush=True)
     write(every)
     return 0
 

@@ -28,6 +28,7 @@ def document(rows: Sequence[Row], answers: Answers) -> str:
         "unmodified `vllm serve`, in every rank, with 0 Inductor compiles and 0 ptxas runs. In brackets: the compiled",
         "models if not just the backbone, the ranks if there is more than one, and the number of GPU kernels.",
         "It does not show that the kernels are right or fast: nothing runs. **refused**: why, in the notes.",
+        "The engine is imported once for many compiles, which are forked; it is started anew for every load.",
         "",
         f"{len(found)} cells: {hits} hits, {refused} refused, {missing} not run yet.",
     ]
