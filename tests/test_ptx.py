@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hatch_model_cache.compile.selfcheck.ptx import FaultError, UnsupportedError, instructions, machine, numbers
+from hatch_model_cache.compile.selfcheck.ptx import (
+    FaultError,
+    TrapError,
+    UnsupportedError,
+    instructions,
+    machine,
+    numbers,
+)
 from hatch_model_cache.compile.selfcheck.ptx.memory import GlobalMemory
 from hatch_model_cache.compile.selfcheck.ptx.program import parse
 
@@ -380,7 +387,7 @@ def test_threads_may_store_the_same_and_nothing_else() -> None:
 
 
 def test_a_trap_is_a_fault() -> None:
-    with pytest.raises(FaultError, match="trap"):
+    with pytest.raises(TrapError, match="trap"):
         run("  trap;", [0] * 32)
     assert run("  setp.lt.s32 %p1, %r2, 0;\n  @%p1 trap;", [0] * 32) == [0] * 32
 
@@ -396,7 +403,7 @@ $good:
   st.global.b32 [%rd2], 1;
 """
     assert run(body, [0] * 32) == [1] * 32
-    with pytest.raises(FaultError, match="an assertion of the kernel fails"):
+    with pytest.raises(TrapError, match="an assertion of the kernel fails"):
         run(body, [0] * 32, argument=1)
 
 

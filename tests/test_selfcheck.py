@@ -6,7 +6,11 @@ import hashlib
 import importlib.resources
 import json
 import lzma
+import re
 import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +21,7 @@ import pytest
 
 from build_factories import TABLE, document, make_artifacts, make_project, write_artifacts
 from factories import dump, make_document
-from hatch_model_cache.compiling import engine_process
+from hatch_model_cache.compiling import engine_process, interpreter
 from hatch_model_cache.compiling.progress import Silent
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.packing.pack import pack
@@ -25,12 +29,14 @@ from hatch_model_cache.recipe.file import load_recipe
 from hatch_model_cache.recipe.recipe import Recipe
 from hatch_model_cache.selfcheck import checker, evidence, subject
 from hatch_model_cache.selfcheck.report import GATES, Report, Verdict
+from kernels import page
 from model_cache.cli import main
 from model_cache.errors import DamagedError, UsageError
 from model_cache.wheel.lineage import Call, Lineage, Region, Value
 from model_cache.wheel.manifest import Kernel, Manifest, parse
 from model_cache.wheel.payload import Payload
 
+ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = json.loads(importlib.resources.files("model_cache.wheel").joinpath("manifest.schema.json").read_text())
 
 
@@ -48,12 +54,16 @@ KERNELS = tuple(
 REGIONS = (Region(sha("graph"), sha("wrapper: def k0(x"), (), (), H100),)
 
 
+NOWHERE: frozenset[tuple[str, int]] = frozenset()
+"""No description lies beside a cubin."""
+
+
 def manifest(kernels: tuple[Kernel, ...] = KERNELS, regions: tuple[Region, ...] = REGIONS) -> Manifest:
     return replace(parse(dump(make_document())), kernels=kernels, regions=regions)
 
 
 def make_subject(**changes: Any) -> subject.Subject:
-    plain = subject.Subject("a.whl", manifest(), TEXTS, frozenset(kernel.sha256 for kernel in KERNELS))
+    plain = subject.Subject("a.whl", manifest(), TEXTS, dict.fromkeys((k.sha256 for k in KERNELS), NOWHERE))
     return replace(plain, **changes)
 
 
@@ -131,13 +141,22 @@ def test_a_kernel_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cubin_that_is_not_in_the_wheel_is_named_whatever_its_ptx_gives(jobs: list[dict[str, Any]]) -> None:
-    swapped = make_subject(cubins=frozenset({KERNELS[0].sha256, KERNELS[1].sha256, sha("another")}))
+    swapped = make_subject(cubins=dict.fromkeys((KERNELS[0].sha256, KERNELS[1].sha256, sha("another")), NOWHERE))
     report = check(swapped)
     assert report.failed == [
         f"k2 ({KERNELS[2].sha256[:12]}): cubin-derived: no such cubin is in the wheel",
         f"cubin {sha('another')[:12]}: the manifest describes no such kernel",
     ]
     assert report.counts["cubin-derived"] == 2
+
+
+def test_a_cubin_in_another_kernel_s_place_is_named(jobs: list[dict[str, Any]]) -> None:
+    places = {KERNELS[0].sha256: {("k0", 8)}, KERNELS[1].sha256: {("k1", 4)}, KERNELS[2].sha256: {("k0", 8)}}
+    report = check(make_subject(cubins={digest: frozenset(place) for digest, place in places.items()}))
+    assert report.failed == [
+        f"k1 ({KERNELS[1].sha256[:12]}): cubin-derived: lies in the place of k1 with 4 warps",
+        f"k2 ({KERNELS[2].sha256[:12]}): cubin-derived: lies in the place of k0 with 8 warps",
+    ]
 
 
 def test_what_cannot_be_checked_is_counted_and_never_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,6 +285,9 @@ class Kept:
 def kept(tmp_path: Path) -> Kept:
     recipe = load_recipe(make_project(tmp_path / "project", TABLE | {"keep": ["ptx"]}))
     description, files = document(recipe)
+    description["kernels"] += [
+        {**kernel, "sha256": sha(f"second for {kernel['target']}")} for kernel in description["kernels"]
+    ]
     lineage = {"config": {"XBLOCK": 8}, "warps": 4, "stages": 1, "ptxas": "12.9", "flags": ["-v"]}
     for kernel in description["kernels"]:
         kernel["lineage"] = {**lineage, "source": sha("source"), "ptx": sha("ptx 0")}
@@ -330,6 +352,63 @@ def test_selfcheck_keeps_what_it_checks(tmp_path: Path) -> None:
     assert not load_recipe(make_project(tmp_path, TABLE)).keeps_evidence
 
 
+def test_every_kind_of_argument_is_checked_and_answered_as_json(
+    kept: Kept,
+    jobs: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    project = kept.directory.with_name("project")
+    kept.directory.rename(project / "artifacts")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    [wheel] = (project / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(interpreter, "choose", lambda *_: "/engine/python")
+    monkeypatch.setattr(interpreter, "of_host", lambda _: "/engine/python")
+    described = artifacts.read(project / "artifacts").contents.kernels
+    shipped = dict.fromkeys((kernel.sha256 for kernel in described), NOWHERE)
+    monkeypatch.setattr(subject, "_cubins", lambda _: shipped)  # what stands for the engine's files holds none
+    targets = {kernel.target for kernel in described}
+    for what in (str(wheel), kept.recipe.distribution_name, str(project)):
+        jobs.clear()
+        status = main(["selfcheck", what, "--sample", "1", "--json"])
+        told = capsys.readouterr()
+        report = json.loads(told.out)
+        assert (status, told.err, report["failed"]) == (0, "", [])
+        assert [len(job["kernels"]) for job in jobs] == [1 for _ in targets]
+        counts = report["counts"]
+        assert (counts["kernels"], counts["checked"], counts["unchecked"]) == (2 * len(targets), *[len(targets)] * 2)
+
+
+def test_another_file_is_no_wheel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("no wheel", "utf-8")
+    assert main(["selfcheck", str(text)]) == 2
+    assert capsys.readouterr().err == (
+        f"model-cache: {text}: is no .whl file; give one, or the name of an installed wheel\n"
+    )
+    assert main(["selfcheck", str(tmp_path / "absent.whl")]) == 5
+
+
+def test_stages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def telling(*_: Any, on_event: Callable[[Mapping[str, Any]], None], **__: Any) -> dict[str, Any]:
+        on_event({"stage": "region 1 of 1"})
+        return {"kernels": [], "regions": []}
+
+    class Heard(Silent):
+        def stage(self, job: str, name: str) -> None:
+            stages.append((job, name))
+
+    stages: list[tuple[str, str]] = []
+    monkeypatch.setattr(engine_process, "run", telling)
+    checker.check(make_subject(), "/engine/python", Heard())
+    assert stages == [(f"selfcheck {H100}", "region 1 of 1")]
+
+
 def test_a_recipe_that_keeps_nothing_cannot_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_project(tmp_path)
     assert main(["selfcheck", str(tmp_path)]) == 2
@@ -390,9 +469,33 @@ def test_a_region_is_for_one_of_the_targets() -> None:
         parse(manifest(regions=(replace(REGIONS[0], target="a100-sxm4-80gb"),)).to_json_bytes())
 
 
+@pytest.mark.parametrize(
+    ("passed", "failed", "seconds", "short"),
+    [(GATES, 0, 179, 0), (GATES[:2], 0, 10, 1), (GATES, 1, 10, 1), (GATES, 0, 180, 1)],
+)
+def test_the_page_s_maker_tells_when_too_little_is_checked(
+    passed: tuple[str, ...], failed: int, seconds: int, short: int
+) -> None:
+    kernels = [{"name": "triton_poi_x", "passed": passed}, {"name": "library", "passed": ()}]
+    report = {"kernels": kernels, "counts": {"failed": failed}, "seconds": seconds}
+    assert page.shortfall({("Llama", "H100"): report}) == short
+
+
 def test_words_are_those_of_the_issue() -> None:
     whole = Verdict("k", sha("k"), H100, GATES)
     assert whole.checked
     assert str(whole) == "source-checked, ptx-checked, cubin-derived"
-    sources = Path(checker.__file__).parent.glob("*.py")
-    assert not any("verified on GPU" in path.read_text("utf-8") for path in sources)
+
+
+def test_nothing_says_that_a_gpu_has_verified_anything() -> None:
+    """In no source, document or template: only a GPU could."""
+    never = re.compile(r"verified\s+on\s+(a\s+|the\s+|real\s+)*GPU", re.I)
+    kinds = {".html", ".jinja", ".md", ".py", ".toml"}
+    read = [
+        path
+        for folder in ("hatch_plugin", "docs", "templates", "examples")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in kinds
+    ]
+    assert len(read) > 100
+    assert [path for path in [ROOT / "README.md", *read] if never.search(path.read_text("utf-8"))] == []

@@ -4,12 +4,13 @@
 
 A changed source goes through the gate `source-checked`, a changed PTX through `ptx-checked`, NUMBER of each, drawn
 at random. Of a change that passes, the results are compared bit by bit with those of the unchanged kernel, on the same
-launches.
+launches; where no bit differs, `reasons` says why.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 import sys
@@ -21,12 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "hatch_plugin")]
 
 from hatch_model_cache.compile.pretend.patches import Patches  # noqa: E402
-from hatch_model_cache.compile.selfcheck import gates, graph, inputs  # noqa: E402
+from hatch_model_cache.compile.selfcheck import gates, graph, inputs, job  # noqa: E402
 from hatch_model_cache.compile.selfcheck.ptx import FaultError, UnsupportedError  # noqa: E402
 from hatch_model_cache.compile.selfcheck.ptx.program import Program, parse  # noqa: E402
 from hatch_model_cache.compile.selfcheck.triton_interpreter import Bounds, mend  # noqa: E402
 from hatch_model_cache.compile.selfcheck.wrapper import Config, Launch, Wrappers  # noqa: E402
-from kernels import mutants  # noqa: E402
+from kernels import mutants, reasons  # noqa: E402
 
 Answer = dict[str, Any]
 
@@ -54,7 +55,8 @@ class Bench:
     def run(self, region: Mapping[str, Any], wrapper: str) -> tuple[gates.RegionResult, list[Launch]]:
         """A region through its gate with this wrapper; its launches."""
         launches: list[Launch] = []
-        result = self.gate.check(region, (self.texts[region["graph"]], wrapper), launches.append)
+        texts = self.texts[region["graph"]], wrapper
+        result = self.gate.check(region, texts, lambda launch, _: launches.append(launch))
         return result, launches
 
 
@@ -88,37 +90,50 @@ def sources(bench: Bench, number: int) -> Iterator[Answer]:
                 every += [(region, kernel, source, mutant) for mutant in mutants.of_source(source)]
     plain: dict[str, str] = {}
     for region, kernel, source, mutant in drawn(every, number):
+        wrapper = bench.texts[region["wrapper"]]
         if region["wrapper"] not in plain:
-            plain[region["wrapper"]] = results(bench.run(region, bench.texts[region["wrapper"]])[1])
-        wrapper = bench.texts[region["wrapper"]].replace(source, mutant.text)
-        result, launches = bench.run(region, wrapper)
-        told = result.failure or result.refused
-        same = told is None and results(launches) == plain[region["wrapper"]]
-        yield answer(kernel, mutant, told, same=same)
+            plain[region["wrapper"]] = results(bench.run(region, wrapper)[1])
+
+        def tried(text: str, region: Any = region, source: str = source) -> tuple[str | None, bool]:
+            """What the gate says of a text in place of the source, and whether it leaves the same bits."""
+            before = bench.texts[region["wrapper"]]
+            result, launches = bench.run(region, before.replace(source, text))
+            told = result.failure or result.refused
+            return told, told is None and results(launches) == plain[region["wrapper"]]
+
+        told, same = tried(mutant.text)
+        why = reasons.of_source(source, mutant, lambda text, tried=tried: tried(text)[1]) if same else None
+        yield answer(kernel, mutant, told, same=same, why=why)
 
 
 def ptx(bench: Bench, number: int) -> Iterator[Answer]:
     """Changed PTX, on launches of the unchanged sources."""
-    launches: dict[tuple[str, Config], list[Launch]] = {}
+    launches: dict[tuple[str, Config], dict[inputs.Case, list[Launch]]] = {}
     for region in bench.regions:
-        for launch in bench.run(region, bench.texts[region["wrapper"]])[1]:
-            found = launches.setdefault((launch.source, launch.config), [])
-            if len(found) < len(inputs.TOKENS):
+        wrapper = bench.texts[region["wrapper"]]
+
+        def noted(launch: Launch, case: inputs.Case) -> None:
+            found = launches.setdefault((launch.source, launch.config), {}).setdefault(case, [])
+            if len(found) < job.LAUNCHES:
                 found.append(launch)
+
+        bench.gate.check(region, (bench.texts[region["graph"]], wrapper), noted)
     every = [
         (kernel, mutant) for kernel in bench.kernels for mutant in mutants.of_ptx(bench.texts[kernel["lineage"]["ptx"]])
     ]
     for kernel, mutant in drawn(every, number):
-        mine = launches[kernel["lineage"]["source"], config_of(kernel)]
-        told = None
+        cases = launches[kernel["lineage"]["source"], config_of(kernel)]
+        mine = list(itertools.chain(*cases.values()))
+        plain, shared = parse(bench.texts[kernel["lineage"]["ptx"]]), kernel["shared"]
         try:
             changed = parse(mutant.text)
-            told = next(filter(None, (gates.check_launch(changed, launch, kernel["shared"]) for launch in mine)), None)
-            told = told or gates.check_assertions(changed, mine[0], kernel["shared"])
+            told = next(filter(None, (gates.check_launch(changed, launch, shared) for launch in mine)), None)
+            told = told or gates.check_indices(changed, cases[job.INDICES][0], shared)
         except UnsupportedError as error:
             told = f"refused: {error}"
-        same = told is None and same_bits(changed, parse(bench.texts[kernel["lineage"]["ptx"]]), mine, kernel["shared"])
-        yield answer(kernel, mutant, told, same=same)
+        same = told is None and same_bits(changed, plain, mine, shared)
+        why = reasons.of_ptx(changed, plain, mine, cases[job.INDICES][0], shared) if same else None
+        yield answer(kernel, mutant, told, same=same, why=why)
 
 
 def same_bits(changed: Program, plain: Program, launches: Sequence[Launch], shared: int) -> bool:
@@ -133,8 +148,17 @@ def same_bits(changed: Program, plain: Program, launches: Sequence[Launch], shar
     return True
 
 
-def answer(kernel: Mapping[str, Any], mutant: mutants.Mutant, told: str | None, *, same: bool) -> Answer:
-    return {"kernel": kernel["name"], "what": mutant.what, "line": mutant.line, "told": told, "same": same}
+def answer(
+    kernel: Mapping[str, Any], mutant: mutants.Mutant, told: str | None, *, same: bool, why: str | None
+) -> Answer:
+    return {
+        "kernel": kernel["name"],
+        "what": mutant.what,
+        "line": mutant.line,
+        "told": told,
+        "same": same,
+        "why": why,
+    }
 
 
 def main() -> int:

@@ -45,8 +45,8 @@ def check(subject: Subject, python: str, progress: Progress, *, sample: int | No
         for kernel in kernels:
             why = NOT_SAMPLED if kernel not in sampled else _unable(subject, kernel)
             verdict = found.get(kernel.sha256) or _not_tried(kernel, str(why))
-            verdicts.append(_with_cubin(subject, verdict))
-    strangers = sorted(subject.cubins - {kernel.sha256 for kernel in subject.manifest.kernels})
+            verdicts.append(_with_cubin(subject, kernel, verdict))
+    strangers = sorted(subject.cubins.keys() - {kernel.sha256 for kernel in subject.manifest.kernels})
     return Report(subject.label, verdicts, regions, strangers)
 
 
@@ -68,14 +68,24 @@ def _not_tried(kernel: Kernel, why: str) -> Verdict:
     return Verdict(kernel.name, kernel.sha256, kernel.target, reasons=dict.fromkeys(GATES, why))
 
 
-def _with_cubin(subject: Subject, verdict: Verdict) -> Verdict:
-    """A cubin that follows from the PTX proves nothing if another one is shipped."""
-    if verdict.sha256 in subject.cubins:
+def _with_cubin(subject: Subject, kernel: Kernel, verdict: Verdict) -> Verdict:
+    """A cubin that follows from the PTX proves nothing if another one is shipped in its place."""
+    wrong = _misplaced(subject, kernel)
+    if wrong is None:
         return verdict
     passed = tuple(gate for gate in verdict.passed if gate != GATES[2])
     reasons = {gate: why for gate, why in verdict.reasons.items() if gate != GATES[2]}
-    failures = {**verdict.failures, GATES[2]: NOT_SHIPPED}
+    failures = {**verdict.failures, GATES[2]: wrong}
     return Verdict(verdict.name, verdict.sha256, verdict.target, passed, failures, reasons)
+
+
+def _misplaced(subject: Subject, kernel: Kernel) -> str | None:
+    places = subject.cubins.get(kernel.sha256)
+    if places is None:
+        return NOT_SHIPPED
+    own = (kernel.name, kernel.lineage.warps if kernel.lineage else 0)
+    others = sorted(place for place in places if kernel.lineage and place != own)
+    return f"lies in the place of {others[0][0]} with {others[0][1]} warps" if others else None
 
 
 def _run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from model_cache.errors import DamagedError, NotFoundError
+from model_cache.errors import DamagedError, NotFoundError, UsageError
 from model_cache.wheel import small_file
 from model_cache.wheel.discovery import Installed, find, scan
 from model_cache.wheel.payload import InstalledPayload, Payload
@@ -14,14 +14,17 @@ from model_cache.wheel.payload import InstalledPayload, Payload
 def open_payload(name: str) -> Payload:
     """The payload that `name` means: the path of a .whl file, or the name of an installed distribution.
 
-    Raises NotFoundError when there is neither, DamagedError when the file is no acceptable wheel or when two
-    versions of one distribution are installed in one place, ModelCacheError when the path cannot be looked at.
+    Raises NotFoundError when there is neither, UsageError when the file is no .whl file, DamagedError when it is no
+    acceptable wheel or when two versions of one distribution are installed in one place, ModelCacheError when the path
+    cannot be looked at.
     """
     if name.endswith(".whl") or os.sep in name:
         from model_cache.wheel.archive import WheelPayload
 
         if not stat.S_ISREG(small_file.mode(name)):
             raise NotFoundError(f"{name}: there is no such file")
+        if not name.endswith(".whl"):
+            raise UsageError(f"{name}: is no .whl file; give one, or the name of an installed wheel")
         return WheelPayload(name)
     return InstalledPayload(installed(name))
 

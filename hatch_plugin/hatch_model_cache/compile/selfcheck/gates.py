@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import comparison, graph, inputs
-from .ptx import FaultError, machine
+from .ptx import FaultError, TrapError, machine
 from .ptx.memory import GlobalMemory
 from .ptx.program import Program
 from .triton_interpreter import OutOfBoundsError, RefusedError
@@ -15,6 +15,9 @@ from .wrapper import Launch, Wrappers, restore, storages
 
 FAR = 1 << 24
 """An index that is out of range for every tensor here."""
+
+PLACES = 8
+"""So many places of an index are given a value that is out of range, one after the other."""
 
 
 @dataclass
@@ -36,22 +39,23 @@ class Regions:
         self._libraries = libraries
 
     def check(
-        self, region: Mapping[str, Any], texts: tuple[str, str], on_launch: Callable[[Launch], None]
+        self, region: Mapping[str, Any], texts: tuple[str, str], on_launch: Callable[[Launch, inputs.Case], None]
     ) -> RegionResult:
-        """Compare a region's wrapper with its graph, for several numbers of tokens.
+        """Compare a region's wrapper with its graph, in every case of `inputs`.
 
         Args:
             region: as recorded.
             texts: its graph and its wrapper.
-            on_launch: hears of every launch.
+            on_launch: hears of every launch, and of the case.
         """
         result = RegionResult()
         ours: list[Exception] = []
+        case = inputs.CASES[0]
 
         def heard(launch: Launch) -> None:
             result.sources.add(launch.source)
             try:
-                on_launch(launch)
+                on_launch(launch, case)
             except Exception as error:
                 ours.append(error)
                 raise
@@ -60,11 +64,12 @@ class Regions:
         self._libraries.stand_for(region["calls"])
         try:
             run = _Run(self._libraries, region, graph.load(texts[0]), self._wrappers.load(texts[1]))
-            bounds = inputs.bounds(region["inputs"], run.eager)
-            for number, tokens in enumerate(inputs.TOKENS):
-                failure, result.cut = run.compare(inputs.make(region["inputs"], tokens, number, bounds), tokens)
+            ranges = inputs.ranges(region["inputs"], run.eager)
+            for number, case in enumerate(inputs.CASES):
+                values = inputs.make(region["inputs"], case, number, ranges)
+                failure, result.cut = run.compare(values, case.tokens)
                 if failure:
-                    result.failure = f"with {tokens} tokens: {failure}"
+                    result.failure = f"with {case.tokens} tokens: {failure}"
                     break
         except Exception as error:
             if ours:
@@ -114,7 +119,7 @@ class _Run:
                 return f"result {place}: {problem}", cuts
         return None, cuts
 
-    def eager(self, values: Sequence[Any], tokens: int = inputs.FEW, *, wide: bool = False) -> Results:
+    def eager(self, values: Sequence[Any], tokens: int = inputs.FEW.tokens, *, wide: bool = False) -> Results:
         """The graph's results; in float32 with `wide`."""
         return self._results(lambda copies: self._eager(*copies), values, tokens, wide=wide)
 
@@ -157,11 +162,7 @@ def check_launch(program: Program, launch: Launch, shared: int) -> str | None:
         left = run_ptx(program, launch, launch.before, shared)
     except FaultError as fault:
         return f"fault: {fault}"
-    for number, (found, wanted) in enumerate(_results(launch, left)):
-        problem = comparison.same_result(found, wanted)
-        if problem:
-            return f"argument {number}: {problem}"
-    return None
+    return _difference(launch.arguments, left, launch.after)
 
 
 def run_ptx(program: Program, launch: Launch, contents: Mapping[int, Any], shared: int) -> dict[int, Any]:
@@ -183,14 +184,17 @@ def run_ptx(program: Program, launch: Launch, contents: Mapping[int, Any], share
     return {place: torch.from_numpy(memory.buffer(number)) for number, place in enumerate(places)}
 
 
-def _results(launch: Launch, left: Mapping[int, Any]) -> Iterator[tuple[Any, Any]]:
-    """Of every tensor of a launch: what the PTX has left in it, and what the interpreter has."""
+def _difference(arguments: Sequence[Any], left: Mapping[int, Any], wanted: Mapping[int, Any]) -> str | None:
+    """How the tensors among the arguments differ: as the PTX has left them, and as the interpreter has."""
     import torch
 
-    for value in launch.arguments:
+    for number, value in enumerate(arguments):
         if isinstance(value, torch.Tensor):
             place = value.untyped_storage().data_ptr()
-            yield _view(left[place], value), _view(launch.after[place], value)
+            problem = comparison.same_result(_view(left[place], value), _view(wanted[place], value))
+            if problem:
+                return f"argument {number}: {problem}"
+    return None
 
 
 def _view(data: Any, like: Any) -> Any:
@@ -201,8 +205,10 @@ def _view(data: Any, like: Any) -> Any:
     return typed.set_(data.clone().untyped_storage(), like.storage_offset(), like.size(), like.stride())
 
 
-def check_assertions(program: Program, launch: Launch, shared: int) -> str | None:
-    """Give every index of a launch a value that is out of range: source and PTX must both stop, or neither.
+def check_indices(program: Program, launch: Launch, shared: int) -> str | None:
+    """Give every index of a launch values that are out of range: source and PTX must both stop, or neither. Where the
+    source asserts a range, they must leave the same at both of its ends, and the assertions of both must stop them at
+    the values next to these, in every place (`PLACES`): a thread has an assertion of its own for each of its elements.
 
     Returns how they disagree, or None.
     """
@@ -211,31 +217,78 @@ def check_assertions(program: Program, launch: Launch, shared: int) -> str | Non
     kept = storages(launch.arguments)
     try:
         for value in launch.arguments:
-            if (
-                not isinstance(value, torch.Tensor)
-                or value.dtype not in (torch.int32, torch.int64)
-                or not value.numel()
-            ):
+            index = isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64)
+            if not index or not value.numel():
                 continue
-            restore(launch.arguments, launch.before)
-            value[(-1,) * value.dim()] = FAR
-            stops = [_stops(lambda: run_ptx(program, launch, storages(launch.arguments), shared)), _stops(launch.run)]
-            if stops[0] != stops[1]:
-                who = "the source" if stops[1] else "the PTX"
-                return f"only {who} stops at an index that is out of range"
+            probe = _Probe(program, launch, shared, value)
+            for far in (FAR, -FAR):
+                if problem := probe.disagreement(far):
+                    return problem
+                if probe.source_stops(far) == _ASSERTION:
+                    inside, outside = probe.edge(far)
+                    tried = [(inside, -1), *((outside, place) for place in range(min(PLACES, value.numel())))]
+                    if problem := next(filter(None, (probe.disagreement(*one) for one in tried)), None):
+                        return problem
     finally:
         restore(launch.arguments, kept)
     return None
 
 
-def _stops(run: Callable[[], object]) -> bool:
+_ASSERTION, _ACCESS = "its assertion", "an access"
+"""What stops a kernel."""
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """One launch again, with another value in one place of one of its indices: in the last, unless told else."""
+
+    program: Program
+    launch: Launch
+    shared: int
+    index: Any
+
+    def source_stops(self, value: int) -> str | None:
+        """What stops the source at this value."""
+        self._set(value)
+        return _stopped(self.launch.run)
+
+    def edge(self, far: int) -> tuple[int, int]:
+        """The last value between 0 and `far` at which the source does not stop, and the one after it."""
+        inside, outside = 0, far
+        while abs(outside - inside) > 1:
+            between = (inside + outside) // 2
+            inside, outside = (inside, between) if self.source_stops(between) else (between, outside)
+        return inside, outside
+
+    def disagreement(self, value: int, place: int = -1) -> str | None:
+        """How source and PTX disagree about this value."""
+        self._set(value, place)
+        before = storages(self.launch.arguments)
+        left: dict[int, Any] = {}
+        ptx = _stopped(lambda: left.update(run_ptx(self.program, self.launch, before, self.shared)))
+        source = _stopped(self.launch.run)
+        if ptx != source:
+            return f"at an index of {value} {source or 'nothing'} stops the source, {ptx or 'nothing'} the PTX"
+        problem = None if ptx else _difference(self.launch.arguments, left, storages(self.launch.arguments))
+        return f"{problem}, at an index of {value}" if problem else None
+
+    def _set(self, value: int, place: int = -1) -> None:
+        import torch
+
+        restore(self.launch.arguments, self.launch.before)
+        place %= self.index.numel()
+        self.index[tuple(torch.unravel_index(torch.tensor(place), self.index.shape))] = value
+
+
+def _stopped(run: Callable[[], object]) -> str | None:
     try:
         run()
     except Exception as error:
-        if not isinstance(_cause(error), (AssertionError, FaultError, OutOfBoundsError)):
+        cause = _cause(error)
+        if not isinstance(cause, (AssertionError, FaultError, OutOfBoundsError)):
             raise
-        return True
-    return False
+        return _ASSERTION if isinstance(cause, (AssertionError, TrapError)) else _ACCESS
+    return None
 
 
 def _cause(error: BaseException) -> BaseException:

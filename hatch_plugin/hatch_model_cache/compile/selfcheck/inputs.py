@@ -4,28 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .triton_interpreter import RefusedError
 
-TOKENS = (1, 7, 33)
-"""Numbers of tokens: one, an odd one, and one at which kernels run in several blocks, the last of them not full."""
 
-FEW = 3
-"""Tokens with which the bounds of indices are found out."""
+@dataclass(frozen=True)
+class Case:
+    """One run of a region. tokens: what every varying size is; tiny: whether its weights are tiny, and so what they
+    make of an activation."""
+
+    tokens: int
+    tiny: bool = False
+
+
+CASES = (Case(1), Case(7), Case(33), Case(6, tiny=True))
+"""One token, an odd number, and one at which kernels run in several blocks, the last of them not full. With tiny
+weights the epsilon of every norm shows: of that after an embedding, and of one after a matrix product."""
+
+FEW = Case(3)
+"""With which the ranges of indices are found out."""
 
 TINY = 2.0**-8
-"""By what every fourth row of an activation is scaled: there an epsilon shows."""
+"""Scale of tiny weights, and of every fifth row of an activation: its mean square is near most norms' epsilon."""
+
+TINIEST = 2.0**-20
+"""Scale of every seventh row: its mean square is near 1e-12, the smallest epsilon of a known model. Blocks have 1, 2, 4
+or 8 rows: each place in one has ordinary rows too."""
 
 
-def make(inputs: Sequence[Mapping[str, Any]], tokens: int, seed: int, bounds: Mapping[int, int]) -> list[Any]:
+def make(
+    inputs: Sequence[Mapping[str, Any]], case: Case, seed: int, ranges: Mapping[int, tuple[int, int]]
+) -> list[Any]:
     """Values for the inputs of a region.
 
     Args:
         inputs: ``dtype``, ``shape`` and ``strides`` of each, as recorded.
-        tokens: what every varying size is.
+        case: how many tokens, and of what size.
         seed: other values for another one.
-        bounds: number of the input → what its integers stay below; others are zeros and ones.
+        ranges: number of the input → its smallest integer, and what its integers stay below; others are zeros and ones.
 
     Raises:
         RefusedError: if a size is an expression of several others, or a dtype is not known.
@@ -35,40 +53,48 @@ def make(inputs: Sequence[Mapping[str, Any]], tokens: int, seed: int, bounds: Ma
     generator = torch.Generator().manual_seed(seed)
     made = []
     for number, described in enumerate(inputs):
-        sizes = [_size(text, tokens) for text in described["shape"]]
+        sizes = [_size(text, case.tokens) for text in described["shape"]]
         if described["dtype"] in ("int", "object"):
             made.append(sizes[0] if sizes else None)  # an object only goes into library calls, which are cut
             continue
         dtype = getattr(torch, described["dtype"], None)
         if not isinstance(dtype, torch.dtype):
             raise RefusedError(f"an input of type {described['dtype']}")
-        strides = [_size(text, tokens) for text in described["strides"]]
-        values = _values(sizes, dtype, generator, bounds.get(number, 2), varying=_varies(described))
+        strides = [_size(text, case.tokens) for text in described["strides"]]
+        if dtype.is_floating_point:
+            values = _floats(sizes, dtype, generator, tiny=case.tiny, varying=_varies(described))
+        else:
+            values = _integers(sizes, generator, *ranges.get(number, (0, 2)))
         made.append(torch.empty_strided(sizes, strides, dtype=dtype).copy_(values))
     return made
 
 
-def bounds(inputs: Sequence[Mapping[str, Any]], run: Callable[[list[Any]], object]) -> dict[int, int]:
-    """For each integer input the largest bound that the region takes: of the sizes that could be indexed.
+def ranges(inputs: Sequence[Mapping[str, Any]], run: Callable[[list[Any]], object]) -> dict[int, tuple[int, int]]:
+    """For each integer input the widest range that the region takes: up to the largest size that could be indexed, and
+    as far below zero, if it counts those from the end.
 
     Args:
         inputs: as `make` takes them.
         run: runs the region's graph; raises IndexError or RuntimeError for an index out of range.
     """
     sizes = {int(size) for described in inputs for size in described["shape"] if size.isdigit() and int(size) > 1}
-    found: dict[int, int] = {}
+    found: dict[int, tuple[int, int]] = {}
     for number, described in enumerate(inputs):
         if described["dtype"] not in ("int32", "int64"):
             continue
-        for bound in sorted(sizes, reverse=True):
+
+        def taken(value: int, number: int = number) -> bool:
             values = make(inputs, FEW, 0, found)
-            values[number].fill_(bound - 1)
+            values[number].fill_(value)
             try:
                 run(values)
             except (IndexError, RuntimeError):
-                continue
-            found[number] = bound
-            break
+                return False
+            return True
+
+        end = next((size for size in sorted(sizes, reverse=True) if taken(size - 1)), None)
+        if end is not None:
+            found[number] = (-end if taken(-end) else 0), end
     return found
 
 
@@ -108,23 +134,26 @@ def _varies(described: Mapping[str, Any]) -> bool:
     return any(not size.isdigit() for size in described["shape"])
 
 
-def _values(sizes: Sequence[int], dtype: Any, generator: Any, bound: int, *, varying: bool) -> Any:
+def _integers(sizes: Sequence[int], generator: Any, smallest: int, end: int) -> Any:
+    """Random ones of a range, and first of all those at its edges."""
     import torch
 
-    if not dtype.is_floating_point:
-        if dtype == torch.bool:
-            return torch.randint(0, 2, tuple(sizes), generator=generator).to(dtype)
-        values = torch.randint(0, bound, tuple(sizes), generator=generator)
-        if values.numel():
-            values.view(-1)[0] = bound - 1
-        return values.to(dtype)
+    values = torch.randint(smallest, end, tuple(sizes), generator=generator)
+    edges = torch.tensor([end - 1, smallest, 0, *([-1] if smallest < 0 else [])])[: values.numel()]
+    values.view(-1)[: len(edges)] = edges
+    return values
+
+
+def _floats(sizes: Sequence[int], dtype: Any, generator: Any, *, tiny: bool, varying: bool) -> Any:
+    import torch
+
     values = torch.randn(tuple(sizes), generator=generator)
     if varying:
-        values[1::4] *= TINY
-    elif len(sizes) == 1:  # the weight of a norm, or a bias
-        values = 1 + 0.3 * values
-    elif len(sizes) == 0:  # a scale
-        values = 0.5 + values.abs()
-    else:
-        values /= math.sqrt(sizes[-1])
-    return values.to(dtype)
+        values[1::5] *= TINY
+        values[3::7] *= TINIEST
+        return values.to(dtype)
+    if len(sizes) == 0:  # a scale
+        return (0.5 + values.abs()).to(dtype)
+    # one dimension: the weight of a norm, or a bias
+    values = 1 + 0.3 * values if len(sizes) == 1 else values / math.sqrt(sizes[-1])
+    return (values * TINY if tiny and dtype.itemsize > 1 else values).to(dtype)  # nothing is left of a tiny float8

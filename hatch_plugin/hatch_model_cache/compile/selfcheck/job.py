@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from hatch_model_cache.compile.engines import interpreter
 from hatch_model_cache.compile.pretend.patches import Patches
 
-from . import assembler, gates, graph
+from . import assembler, gates, graph, inputs
 from .ptx import UnsupportedError
 from .ptx.program import Program, parse
 from .triton_interpreter import Bounds, mend
@@ -26,17 +26,22 @@ _FLAG = re.compile(
 )
 """What Triton gives to ptxas. The flags come from the wheel, and nothing else is passed on."""
 
-LAUNCHES = 4
-"""So many launches of one cubin are run again as PTX; each number of tokens gives one for each place in a model."""
+LAUNCHES = 2
+"""So many launches of one cubin in each case are run again as PTX; a case gives one for each place in a model."""
+
+INDICES = inputs.CASES[1]
+"""In the first launch of this case indices are given values that are out of range: it has several tokens."""
 
 
 @dataclass
 class _Kernel:
-    """A kernel under check. passed: gates; failures: gate → what is wrong; reasons: gate → why it was not tried."""
+    """A kernel under check. refused: its PTX cannot be run; launches: how many of each case were; passed: gates;
+    failures: gate → what is wrong; reasons: gate → why it was not tried."""
 
     record: Mapping[str, Any]
     program: Program | None = None
-    launches: int = 0
+    refused: bool = False
+    launches: Counter[inputs.Case] = field(default_factory=Counter)
     passed: set[str] = field(default_factory=set)
     failures: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -160,31 +165,34 @@ class _Interpreted:
                     _note(kernel, result, launched=source in result.sources)
         return result
 
-    def _launched(self, launch: Launch) -> None:
+    def _launched(self, launch: Launch, case: inputs.Case) -> None:
         for kernel in self._kernels[launch.source, launch.config]:
-            if kernel.launches < LAUNCHES and GATES[1] not in kernel.failures:
-                self._check_ptx(kernel, launch)
+            if kernel.launches[case] < LAUNCHES and GATES[1] not in kernel.failures:
+                indices = case == INDICES and not kernel.launches[case]
+                self._check_ptx(kernel, launch, indices=indices)
+                kernel.launches[case] += 1
 
-    def _check_ptx(self, kernel: _Kernel, launch: Launch) -> None:
-        shared = kernel.record["shared"]
+    def _check_ptx(self, kernel: _Kernel, launch: Launch, *, indices: bool) -> None:
+        gate, shared = GATES[1], kernel.record["shared"]
+        if kernel.refused:
+            return
         try:
             if kernel.program is None:
                 kernel.program = parse(self._texts[kernel.lineage["ptx"]])
             problem = gates.check_launch(kernel.program, launch, shared)
-            if problem is None and not kernel.launches:
-                problem = gates.check_assertions(kernel.program, launch, shared)
+            if problem is None and indices:
+                problem = gates.check_indices(kernel.program, launch, shared)
         except UnsupportedError as error:
-            kernel.reasons[GATES[1]] = str(error)
-            kernel.launches = LAUNCHES
+            kernel.refused = True
+            kernel.passed.discard(gate)
+            kernel.reasons[gate] = str(error)
             return
-        kernel.launches += 1
+        kernel.reasons.pop(gate, None)
         if problem is None:
-            kernel.passed.add(GATES[1])
-            kernel.reasons.pop(GATES[1], None)
+            kernel.passed.add(gate)
         else:
-            kernel.passed.discard(GATES[1])
-            kernel.reasons.pop(GATES[1], None)
-            kernel.failures[GATES[1]] = problem
+            kernel.passed.discard(gate)
+            kernel.failures[gate] = problem
 
 
 def _note(kernel: _Kernel, result: gates.RegionResult, *, launched: bool) -> None:

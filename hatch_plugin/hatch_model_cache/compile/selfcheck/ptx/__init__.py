@@ -16,5 +16,9 @@ class FaultError(Exception):
     """The program does what it must not do."""
 
 
+class TrapError(FaultError):
+    """The program stops itself: an assertion of it fails."""
+
+
 class UnsupportedError(Exception):
     """The program has an instruction, or a form of one, that is not known here; its message is the name."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from . import FaultError, UnsupportedError
+from . import FaultError, TrapError, UnsupportedError
 from .instructions import DTYPES, form
 from .memory import GlobalMemory, SharedMemory
 from .numbers import Array
@@ -314,7 +314,7 @@ class _Threads:
         self.at[active] = _END
 
     def fail(self, instruction: Instruction, _: Array) -> None:
-        raise FaultError("an assertion of the kernel fails" if instruction.opcode == "call" else instruction.opcode)
+        raise TrapError("an assertion of the kernel fails" if instruction.opcode == "call" else instruction.opcode)
 
     def nothing(self, instruction: Instruction, active: Array) -> None:
         if instruction.opcode == "createpolicy":
