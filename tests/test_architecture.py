@@ -66,6 +66,8 @@ def test_the_serving_side_needs_the_standard_library_only(name: str) -> None:
         "model_cache.origin.ed25519": {"cryptography"},
         "model_cache.origin.identity": {"sigstore"},
         "model_cache.engine.mends": {"torch"},
+        "model_cache.engine.program": {"torch"},
+        "model_cache.engine.standalone": {"torch"},
         "model_cache.torch": {"torch"},
     }.get(name, set())
     strangers = {top(i) for i in imports(name)} - sys.stdlib_module_names - allowed - {"model_cache"}
@@ -97,8 +99,8 @@ def test_compile_knows_little_of_the_build_side(name: str) -> None:
         *(f"hatch_model_cache.{n}" for n in ("compile", "targets", "cubin")),
         "model_cache.errors",
         "model_cache.machine.cpu",
-        "model_cache.wheel.lineage",
-        *(f"model_cache.engine.{n}" for n in ("kernel_names", "model_tag", "on_import")),
+        *(f"model_cache.wheel.{n}" for n in ("calls", "lineage")),
+        *(f"model_cache.engine.{n}" for n in ("kernel_names", "model_tag", "on_import", "program")),
     )
     ours = [i for i in imports(name) if top(i) in {"hatch_model_cache", "model_cache"}]
     wrong = [i for i in ours if not i.startswith(allowed) and i != "hatch_model_cache"]

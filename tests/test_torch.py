@@ -22,7 +22,7 @@ from hatch_model_cache.scaffold.scaffold import Project
 from model_cache.engine import mends
 from model_cache.errors import MismatchError, UsageError
 from model_cache.machine.fit import compare
-from model_cache.wheel import allowed_globals, mega
+from model_cache.wheel import allowed_globals, calls, mega
 from model_cache.wheel.manifest import File, from_dict
 
 TABLE = {
@@ -60,6 +60,12 @@ def test_a_right_recipe(project: Path) -> None:
     assert found.warnings() == []
 
 
+def test_the_mode_is_part_of_the_digest(project: Path) -> None:
+    standalone = recipe(project, mode="standalone")
+    assert standalone.engine_arguments == ("block:make", "standalone")
+    assert standalone.digest() != recipe(project).digest()
+
+
 def test_the_factory_s_source_is_in_the_digest(project: Path) -> None:
     before = recipe(project).digest()
     (project / "model" / "block.py").write_text("def make(): return 1\n")
@@ -75,9 +81,8 @@ def test_a_factory_of_the_environment_needs_no_directory(project: Path) -> None:
     [
         ({"factory": None}, ["factory: is required for the engine torch==2.13.0"]),
         ({"factory": "block.make"}, ['factory: must be "module:function"']),
-        ({"mode": "standalone"}, ["mode: 'standalone' is not supported: torch's standalone artifact checks no guard"]),
         ({"mode": "aot"}, ["mode: 'aot' is not supported: the guards of torch's aot_compile, made without weights"]),
-        ({"mode": "mini"}, ["mode: 'mini' is not supported; there is mega."]),
+        ({"mode": "mini"}, ["mode: 'mini' is not supported; there is mega, standalone."]),
         ({"serve-args": []}, ["serve-args: is for engines that serve a model"]),
         ({"served-as": ["x"], "revision": "y"}, ["revision: is for engines", "served-as: is for engines"]),
         (
@@ -186,6 +191,13 @@ def test_pickles_inside_are_looked_into() -> None:
     assert allowed_globals.look(rules, mega.COMPONENT, evil) == ["would import posix.system (once)"]
     [problem] = allowed_globals.look(rules, mega.COMPONENT, GOOD)
     assert problem.startswith("is no mega cache: ")
+
+
+def test_the_pickle_of_a_compiled_function_is_looked_into() -> None:
+    rules = allowed_globals.rules("torch")
+    file = File(f"rank_0_0/{calls.ARTIFACT}", "0" * 64, 1, "0644", "torch-standalone", ())
+    assert rules.applies(calls.COMPONENT, file, b"")  # whatever the manifest says of it
+    assert allowed_globals.look(rules, calls.COMPONENT, EVIL) == ["would import posix.system (once)"]
 
 
 def test_a_wheel_for_another_engine_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

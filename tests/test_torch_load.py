@@ -17,10 +17,11 @@ from model_cache.errors import DamagedError, MismatchError, ModelCacheError, Not
 from model_cache.machine.host import Host
 from model_cache.store import deploy
 from model_cache.store.place import UnsafePlaceError
-from model_cache.wheel import mega
+from model_cache.wheel import calls, mega
 from model_cache.wheel.names import data_package
 from model_cache.wheel.payload import Payload
-from test_torch import GOOD, mega_bytes
+from test_calls import CALLS
+from test_torch import EVIL, GOOD, mega_bytes
 
 NAME = "model-cache-block-x86-64-avx512"
 ENTRY = f"torch/{'3' * 64}"
@@ -91,8 +92,9 @@ def be(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     monkeypatch.setattr(model_cache.torch, "read_host", lambda engine: host)
 
 
-def wheel(folder: Path, cache: bytes = CACHE, **changes: Any) -> str:
-    contents = {ENTRY: {"rank_0_0/mega.bin": cache, "inductor/ab/cab1.main.so": KERNEL}}
+def wheel(folder: Path, cache: bytes = CACHE, held: dict[str, bytes] | None = None, **changes: Any) -> str:
+    held = held or {"rank_0_0/mega.bin": cache}
+    contents = {ENTRY: {**held, "inductor/ab/cab1.main.so": KERNEL}}
     document = make_cpu_document(contents, name=NAME, changes=ENGINE | changes)
     files = members(document, contents)
     info = f"{data_package(NAME)}-1.0.0.dist-info"
@@ -110,6 +112,28 @@ def test_torch_is_given_what_is_in_the_wheel(torch: FakeTorch, tmp_path: Path) -
     assert (loaded.parts, loaded.kernels) == ({"inductor": 2, "aot_autograd": 1}, 1)
     assert (loaded.mended, torch.named.place) == (("kernels are found",), "neutral")
     assert loaded.origin == "not signed: intact, origin unknown"
+
+
+def test_a_compiled_function_is_not_unpickled_until_it_is_bound(torch: FakeTorch, tmp_path: Path) -> None:
+    held = {f"rank_0_0/{calls.ARTIFACT}": EVIL, f"rank_0_0/{calls.FILE}": CALLS.to_json_bytes()}
+    path = wheel(tmp_path / "dist", held=held, **{"entries.0.component": calls.COMPONENT})
+    loaded = model_cache.torch.load(path)  # there is nothing to unpickle with
+    assert (torch.given, loaded.parts, loaded.kernels) == ([], {"standalone": 1}, 1)
+    assert loaded.use() == model_cache.torch.Use(0, 0)
+    assert loaded.function is not None
+    assert loaded.function.record == CALLS
+
+
+def test_a_compiled_function_s_record_is_checked(torch: FakeTorch, tmp_path: Path) -> None:
+    held = {f"rank_0_0/{calls.ARTIFACT}": EVIL, f"rank_0_0/{calls.FILE}": b'{"format": 2}'}
+    path = wheel(tmp_path / "dist", held=held, **{"entries.0.component": calls.COMPONENT})
+    with pytest.raises(DamagedError, match=r"calls\.json: its format is not 1"):
+        model_cache.torch.load(path)
+
+
+def test_a_mega_cache_is_bound_to_nothing(torch: FakeTorch, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r'is of mode "mega": torch\.compile finds it'):
+        model_cache.torch.load(wheel(tmp_path / "dist")).bind(object())
 
 
 def test_use_counts_from_the_load_on(torch: FakeTorch, tmp_path: Path) -> None:
@@ -174,6 +198,18 @@ def test_an_unmodified_program_finds_a_gpu_s_wheel(
     assert model_cache.torch.main([str(path)]) == 0
     assert torch.given == [CACHE]
     assert f"3 parts for h100-sxm5-80gb in {torch.cache}" in capsys.readouterr().out
+
+
+def test_a_compiled_function_is_nothing_for_an_unmodified_program(
+    torch: FakeTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be(monkeypatch, make_host(engine="torch", engine_version="2.14.0"))
+    contents = {ENTRY: {f"rank_0_0/{calls.ARTIFACT}": GOOD, f"rank_0_0/{calls.FILE}": CALLS.to_json_bytes()}}
+    changes = ENGINE | {"engine.version": "2.14.0", "entries.0.component": calls.COMPONENT}
+    path = make_wheel(tmp_path / "dist", contents, changes=changes)
+    with pytest.raises(MismatchError, match="only a program that binds it to its module uses it"):
+        model_cache.torch.main([str(path)])
+    assert not torch.cache.exists()
 
 
 def test_a_wheel_without_a_mega_cache_is_refused(torch: FakeTorch, tmp_path: Path) -> None:

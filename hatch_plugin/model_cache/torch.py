@@ -13,6 +13,10 @@ So a program that is another one than the recipe's finds nothing and compiles: s
 
 does the same for programs that are not changed: it leaves a GPU's wheel in the directory TORCHINDUCTOR_CACHE_DIR.
 
+A wheel of mode "standalone" holds the compiled function itself, and is used without torch.compile:
+
+    model = model_cache.torch.load("model-cache-torch-block-x86-64-avx512").bind(model)
+
 Imports the standard library only; torch when `load` has found the wheel good.
 """
 
@@ -24,19 +28,23 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from model_cache import console
-from model_cache.engine import mends
-from model_cache.errors import DamagedError, MismatchError, ModelCacheError
+from model_cache.engine import mends, standalone
+from model_cache.errors import DamagedError, MismatchError, ModelCacheError, UsageError
 from model_cache.machine import fit
 from model_cache.machine.host import read_host
 from model_cache.store import files, place
-from model_cache.wheel import mega
+from model_cache.wheel import calls, mega
 from model_cache.wheel.lookup import open_payload
 from model_cache.wheel.manifest import Entry, File, Manifest
 from model_cache.wheel.payload import Payload
 from model_cache.wheel.verify import blob_path, read_manifest, verify
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["Loaded", "Use", "fill", "load"]
 
@@ -44,27 +52,47 @@ ENGINE = "torch"
 KERNELS = "inductor/"
 """Below an entry: shared objects, as they lie below TORCHINDUCTOR_CACHE_DIR."""
 
+MEGA = "mega.bin"
+
+_FILES = {mega.COMPONENT: [MEGA], calls.COMPONENT: [calls.FILE, calls.ARTIFACT]}
+"""Component → the files of an entry that are no kernels, in order."""
+
 _mended: set[str] = set()
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Use:
-    """What torch has done with graphs since a wheel was loaded: how many it found compiled, and how many not."""
+    """What has become of a wheel since it was loaded.
+
+    Of mode "mega": how many graphs torch has found compiled, and how many not. Of mode "standalone": how many calls the
+    compiled function has answered, and how many the module (`Bound.or_module`).
+    """
 
     hits: int
     misses: int
 
 
 @dataclass(frozen=True)
+class _Standalone:
+    """A compiled function that nobody has unpickled yet, its record, and what it was bound to."""
+
+    label: str
+    data: bytes
+    record: calls.Calls
+    bound: list[standalone.Bound] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Loaded:
-    """A wheel that torch has been given.
+    """A wheel that torch has been given, or (mode "standalone") that can be bound to a module.
 
     Attributes:
         name, version: of the wheel.
         target: the one of its targets that this host is.
         origin: who has signed it, in words.
-        parts: how many parts torch was given, by torch's name for their kind: ``{"aot_autograd": 1, "inductor": 1}``.
+        parts: how many parts torch was given, by torch's name for their kind: ``{"aot_autograd": 1, "inductor": 1}``;
+            of mode "standalone": ``{"standalone": 1}``.
         kernels: how many shared objects were put into torch's cache directory (a CPU's kernels).
         mended: what was changed in torch so that it finds them, in words (`model_cache.engine.mends`).
     """
@@ -77,12 +105,34 @@ class Loaded:
     kernels: int
     mended: tuple[str, ...]
     before: Use
+    function: _Standalone | None = field(default=None, repr=False)
+
+    def bind(self, module: Any) -> standalone.Bound:
+        """The compiled function of a wheel of mode "standalone", for a module that is the recipe's: with its weights,
+        on the recipe's device, in evaluation mode.
+
+        Raises:
+            MismatchError: if it is another one, naming every difference; torch has unpickled nothing then.
+            UsageError: if the wheel is of mode "mega".
+        """
+        if self.function is None:
+            raise UsageError(f'{self.name} {self.version} is of mode "mega": torch.compile finds it, nothing is bound')
+        found = standalone.differences(self.function.record, module)
+        if found:
+            raise MismatchError(f"{self.function.label} was not compiled for this module", found)
+        bound = standalone.Bound(self.function.label, self.function.record, module, _function(self.function.data))
+        self.function.bound.append(bound)
+        return bound
 
     def use(self) -> Use:
         """Whether torch finds what it was given, by its own counters; call after the first call of a compiled module.
 
-        Counts every graph of this process, also those of other wheels and of none.
+        Counts every graph of this process, also those of other wheels and of none. Of mode "standalone": the calls of
+        what was bound.
         """
+        if self.function is not None:
+            bound = self.function.bound
+            return Use(sum(one.hits for one in bound), sum(one.misses for one in bound))
         now = _use()
         return Use(now.hits - self.before.hits, now.misses - self.before.misses)
 
@@ -112,16 +162,21 @@ def load(name: str) -> Loaded:
                 "`model_cache.torch.load` is for wheels of the engine torch"
             )
         targets = fit.require(manifest, read_host(ENGINE), payload.label)
-        entry, cache = _mega_cache(payload, manifest, targets)
+        entry = _entry(payload, manifest, targets)
+        held = {file.path.rpartition("/")[2]: file for file in entry.files if not file.path.startswith(KERNELS)}
         kernels = [file for file in entry.files if file.path.startswith(KERNELS)]
         with _lock:
             _write_kernels(payload, kernels)
             mended = _mend(manifest.engine.version, manifest.engine.torch) if kernels else ()
             before = _use()
-            parts = _populate(payload, _content(payload, cache))
-    return Loaded(
-        payload.name, manifest.version, entry.target, verified.origin.text, parts, len(kernels), mended, before
-    )
+            function = None
+            if entry.component == mega.COMPONENT:
+                parts = _populate(payload, _content(payload, held[MEGA]))
+            else:
+                function = _standalone(payload, held)
+                parts = {"standalone": 1}
+    origin = verified.origin.text
+    return Loaded(payload.name, manifest.version, entry.target, origin, parts, len(kernels), mended, before, function)
 
 
 def fill(name: str) -> Loaded:
@@ -129,7 +184,8 @@ def fill(name: str) -> Loaded:
     is started with the same TORCHINDUCTOR_CACHE_DIR finds it there.
 
     Raises:
-        MismatchError: also if the wheel is for a CPU, whose kernels are found only in a process that `load` has mended.
+        MismatchError: also if the wheel is for a CPU, whose kernels are found only in a process that `load` has mended,
+            and if it is of mode "standalone", which torch does not look for.
         The others of `load`.
     """
     with open_payload(name) as payload:
@@ -138,6 +194,10 @@ def fill(name: str) -> Loaded:
             raise MismatchError(
                 f"{payload.label} is for a CPU: torch names its kernels by the environment's paths, "
                 "so only a program that calls `model_cache.torch.load` finds them"
+            )
+        if any(entry.component == calls.COMPONENT for entry in manifest.entries):
+            raise MismatchError(
+                f'{payload.label} is of mode "standalone": only a program that binds it to its module uses it'
             )
     return load(name)
 
@@ -156,13 +216,26 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _mega_cache(payload: Payload, manifest: Manifest, targets: Collection[str]) -> tuple[Entry, File]:
-    """The entry for this host, and the one file in it that torch is given."""
+def _entry(payload: Payload, manifest: Manifest, targets: Collection[str]) -> Entry:
+    """The entry for this host."""
     for entry in manifest.entries:
-        found = [file for file in entry.files if not file.path.startswith(KERNELS)]
-        if entry.target in targets and entry.component == mega.COMPONENT and len(found) == 1:
-            return entry, found[0]
+        found = sorted(file.path.rpartition("/")[2] for file in entry.files if not file.path.startswith(KERNELS))
+        if entry.target in targets and found == _FILES.get(entry.component):
+            return entry
     raise DamagedError(f"{payload.label}: holds no cache of torch for {', '.join(targets)}")
+
+
+def _standalone(payload: Payload, files: Mapping[str, File]) -> _Standalone:
+    """The compiled function's bytes, as they were verified, and its record."""
+    record = calls.parse(_content(payload, files[calls.FILE]), f"{payload.label}: {calls.FILE}")
+    return _Standalone(payload.label, _content(payload, files[calls.ARTIFACT]), record)
+
+
+def _function(data: bytes) -> Any:
+    """Have torch unpickle a compiled function; its kernels are found as those of a mega cache are."""
+    from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+
+    return BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts(data)
 
 
 def _content(payload: Payload, file: File) -> bytes:

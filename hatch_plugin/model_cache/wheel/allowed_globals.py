@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from model_cache.wheel import mega
+from model_cache.wheel import calls, mega
 from model_cache.wheel.manifest import File
 from model_cache.wheel.pickles import Global, Report, report
 
@@ -266,7 +266,7 @@ _RULES = {
     "torch": Rules(
         engine="torch",
         versions=("2.11.0", "2.13.0", "2.14.0"),
-        pickled=frozenset({(mega.COMPONENT, "mega.bin")}),
+        pickled=frozenset({(mega.COMPONENT, "mega.bin"), (calls.COMPONENT, calls.ARTIFACT)}),
         names=_names(_PYTHON, _SYMPY, _TORCH, _TRITON, _TORCH_MEGA),
         attributes=frozenset(
             {

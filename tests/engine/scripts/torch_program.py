@@ -1,4 +1,5 @@
-"""A program that uses torch.compile: argv is the directory of the factory's module, `module:function`, a wheel or -.
+"""A program that uses torch.compile, or what a wheel of mode "standalone" holds instead: argv is the directory of the
+factory's module, `module:function`, a wheel or -.
 
 Real weights: what the factory's module loads (`load_weights`), else from a seed; real inputs. Prints one JSON object.
 Sent to GPU hosts too (tests/gpu), so it needs nothing of the tests.
@@ -42,12 +43,14 @@ def main() -> None:
         loaded = model_cache.torch.load(WHEEL)
         answer["target"], answer["parts"], answer["kernels"] = loaded.target, dict(loaded.parts), loaded.kernels
         answer["load_seconds"] = round(time.monotonic() - begun, 2)
-    compiled = torch.compile(module)
+    compiled = loaded.bind(module) if loaded and loaded.function else torch.compile(module)
     with torch.no_grad():
         result = compiled(*inputs).float().cpu()
     answer["seconds"] = round(time.monotonic() - begun, 2)
     if loaded:
         answer["use"] = asdict(loaded.use())
+    else:
+        answer["keys"] = _keys()
     answer["runs"] = dict(runs)
     answer["result"] = hashlib.sha256(result.numpy().tobytes()).hexdigest()
     with torch.no_grad():
@@ -59,6 +62,12 @@ def main() -> None:
         compiled(*inputs).cpu()
     answer["second_call_seconds"] = round(time.monotonic() - begun, 4)
     print(json.dumps(answer))
+
+
+def _keys() -> dict[str, list[str]]:
+    """The keys under which torch has cached what it compiled, by its name for their kind."""
+    _, info = torch.compiler.save_cache_artifacts()
+    return {kind: sorted(info.artifacts[kind]) for kind in ("aot_autograd", "inductor")}
 
 
 def _fill(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -1,8 +1,9 @@
 """Adapter for plain torch.compile: a module that a function of the recipe's author makes, compiled as one graph.
 
-The function runs under a FakeTensorMode, so weights have shapes and no storage. What torch keeps of the compile is the
-"mega" cache of ``torch.compiler.save_cache_artifacts``: on the serving host ``model_cache.torch.load`` hands it back,
-and the program's own ``torch.compile`` finds every part by the keys that torch computes there.
+The function runs under a FakeTensorMode, so weights have shapes and no storage. In mode "mega" torch keeps of the
+compile what ``torch.compiler.save_cache_artifacts`` returns: on the serving host ``model_cache.torch.load`` hands it
+back, and the program's own ``torch.compile`` finds every part by the keys that torch computes there. In mode
+"standalone" it is the compiled function, with a record of what it may be called with (`torch_standalone`).
 
 Everything here that names a torch function was checked on the versions in `VERSIONS`.
 """
@@ -14,31 +15,32 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hatch_model_cache.compile.surroundings import Surroundings
+from model_cache.wheel import calls
 
-from . import interpreter, torch_keys, vllm_cpu_files, vllm_cpu_host
+from . import interpreter, torch_keys, torch_standalone, vllm_cpu_files, vllm_cpu_host
 from .rule import Rule
 
 VERSIONS = {"2.11.0": ("gpu",), "2.13.0": ("cpu", "gpu"), "2.14.0": ("gpu",)}
 """torch versions this adapter was checked on, and the kinds of targets each was checked for."""
 
-MODES = ("mega",)
+MODES = ("mega", "standalone")
 """Forms of a cache that can be made and loaded."""
 
 UNSOUND = {
-    "standalone": "torch's standalone artifact checks no guard, and runs on tensors that it was not compiled for",
     "aot": "the guards of torch's aot_compile, made without weights, refuse real ones, and it runs without any",
 }
 """Forms that torch has and that would give wrong results without an error (torch 2.11.0–2.14.0): a program that
 differs from the recipe's must miss."""
 
-COMPONENT = "torch-mega"
-FILE = "rank_0_0/mega.bin"
+MEGA_COMPONENT = "torch-mega"
+RANK = "rank_0_0"
+MEGA = "mega.bin"
 """Where an entry has what ``torch.compiler.save_cache_artifacts`` returned."""
 
 INDUCTOR = "inductor"
@@ -160,14 +162,34 @@ def compile_rank(
     Raises:
         RuntimeError: if the factory returns something else than a module and its inputs, or torch caches nothing.
     """
-    import torch
-
     surroundings.before_program()
     on_stage("make the module")
     mode = torch_keys.install(surroundings.patches)
     with mode:
-        module, inputs = _made(program)
+        module, inputs = _factory_made(program)
     on_stage("trace and compile")
+    make = _standalone if program.mode == "standalone" else _mega
+    return _saved(surroundings, program, names, make(surroundings, program, mode, module, inputs))
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a mode has left. content: the file that torch unpickles; record: another beside it; factors: what
+    identifies it, besides the program; parts: how many graphs Inductor has compiled."""
+
+    component: str
+    name: str
+    kind: str
+    content: bytes
+    factors: Mapping[str, str]
+    parts: int
+    record: tuple[str, bytes] | None = None
+
+
+def _mega(surroundings: Surroundings, program: Program, mode: Any, module: Any, inputs: tuple[Any, ...]) -> _Made:
+    """Compile as a program does, up to the first call of the result."""
+    import torch
+
     try:
         # as one graph: what follows a break is compiled when the part before it has run, and nothing can run here
         with mode, torch.no_grad():
@@ -176,11 +198,34 @@ def compile_rank(
         pass
     else:
         raise RuntimeError(f"factory {program.factory!r}: torch.compile found nothing to compile in its module")
-    on_stage("save")
-    return _saved(surroundings, program, names)
+    saved = torch.compiler.save_cache_artifacts()
+    if saved is None:
+        raise RuntimeError("torch has cached nothing; is a cache turned off in the recipe's environment?")
+    data, info = saved
+    parts = info.artifacts
+    missing = [name for name in ("aot_autograd", "inductor") if not parts.get(name)]
+    if missing:
+        raise RuntimeError(f"torch has cached no {' and no '.join(missing)} part: its log says why it was bypassed")
+    factors = {f"torch.{name}": ",".join(sorted(keys)) for name, keys in sorted(parts.items())}
+    return _Made(MEGA_COMPONENT, MEGA, "torch-mega-cache", data, factors, len(parts["inductor"]))
 
 
-def _made(program: Program) -> tuple[Any, tuple[Any, ...]]:
+def _standalone(surroundings: Surroundings, program: Program, _: Any, module: Any, inputs: tuple[Any, ...]) -> _Made:
+    """Compile to a function, and record what it may be called with."""
+    data, record = torch_standalone.compiled(module, inputs, surroundings.patches)
+    content = record.to_json_bytes()
+    return _Made(
+        calls.COMPONENT,
+        calls.ARTIFACT,
+        "torch-standalone",
+        data,
+        {"torch.calls": hashlib.sha256(content).hexdigest()},
+        1,
+        (calls.FILE, content),
+    )
+
+
+def _factory_made(program: Program) -> tuple[Any, tuple[Any, ...]]:
     import torch
 
     made = program.make()
@@ -192,31 +237,20 @@ def _made(program: Program) -> tuple[Any, tuple[Any, ...]]:
     return module, inputs
 
 
-def _saved(surroundings: Surroundings, program: Program, names: list[str]) -> Compiled:
-    """Write the mega cache where an entry will have it, and describe it."""
-    import torch
-
-    saved = torch.compiler.save_cache_artifacts()
-    if saved is None:
-        raise RuntimeError("torch has cached nothing; is a cache turned off in the recipe's environment?")
-    data, info = saved
-    parts = info.artifacts
-    missing = [name for name in ("aot_autograd", "inductor") if not parts.get(name)]
-    if missing:
-        raise RuntimeError(f"torch has cached no {' and no '.join(missing)} part: its log says why it was bypassed")
+def _saved(surroundings: Surroundings, program: Program, names: list[str], made: _Made) -> Compiled:
+    """Write what was made where an entry will have it, and describe it."""
     factors = {
         **{f"engine.{name}": str(value) for name, value in versions().items()},
         "program.factory": program.factory,
         "program.mode": program.mode,
         "program.sources": program.sources,
-        **{f"torch.{name}": ",".join(sorted(keys)) for name, keys in sorted(parts.items())},
+        **made.factors,
     }
     key = hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
     cache = Path(os.environ[_CACHE])
-    entry = cache.parent / key
-    path = entry / FILE
+    path = cache.parent / key / RANK / made.name
     path.parent.mkdir(parents=True)
-    path.write_bytes(data)
+    path.write_bytes(made.content)
     keys = [{"served_as": name, "key": key, "directory": f"torch/{key}", "overrides": {}} for name in names]
     found = vllm_cpu_files.kernels(cache, cache.parent)
     kernels = tuple(file for file in found if file["kind"] == "inductor-kernel")  # nobody looks for probes
@@ -227,5 +261,15 @@ def _saved(surroundings: Surroundings, program: Program, names: list[str]) -> Co
         raise RuntimeError(
             f"factory {program.factory!r}: a part of its graph is on the CPU, whose code no GPU's wheel has"
         )
-    artifact = Artifact("program", str(path), keys, COMPONENT, "torch-mega-cache", ("pickle",), kernels)
-    return Compiled([artifact], factors, unkeyed, len(parts["inductor"]))
+    beside = (*kernels, *_record(path, made))
+    artifact = Artifact("program", str(path), keys, made.component, made.kind, ("pickle",), beside)
+    return Compiled([artifact], factors, unkeyed, made.parts)
+
+
+def _record(path: Path, made: _Made) -> Iterator[Mapping[str, object]]:
+    """Write the file that belongs to the artifact at `path`, if there is one, and describe it."""
+    if made.record is not None:
+        name, content = made.record
+        source = path.parents[2] / name
+        source.write_bytes(content)
+        yield {"path": f"{RANK}/{name}", "source": str(source), "kind": "torch-calls", "contains": ["json"]}

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from ..engines.layout import PER_RANK
-from ..pretend import fake_tensors, parameters
+from ..pretend import fake_tensors, inductor, parameters
 from ..pretend.device import Log
 from ..pretend.model_loading import install_inspection
 from ..pretend.patches import Patches
@@ -38,8 +38,9 @@ class Native:
         self._weights: Any = None
 
     def before_program(self) -> None:
-        """Name kernels neutrally; let a module without weights be converted."""
+        """Name kernels neutrally; leave out durations; let a module without weights be converted."""
         kernels.install(self.patches)
+        inductor.without_durations(self.patches)
         fake_tensors.reassign_in_apply(self.patches)
 
     def before_worker(self) -> None:

@@ -122,7 +122,6 @@ def _same_bytes(patches: Patches) -> None:
     """What makes two builds of one recipe differ in bytes and is in no key: debug texts, directory order, durations."""
     import os
 
-    import torch._inductor.output_code as output_code
     import torch._inductor.triton_bundler as bundler
     from triton import knobs
 
@@ -143,7 +142,15 @@ def _same_bytes(patches: Patches) -> None:
             return sorted(os.listdir(path))
 
     patches.set(bundler, "os", SortedOs(), why=f"{why}: TritonBundler.collect", checked=CHECKED)
+    without_durations(patches)
 
+
+def without_durations(patches: Patches) -> None:
+    """Leave out how long a graph took to compile: it is in what torch saves, and in no key."""
+    import torch._inductor.output_code as output_code
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+
+    why = "same recipe, same bytes"
     prepare = output_code.CompiledFxGraph.prepare_for_serialization
 
     def without_duration(self: Any) -> None:
@@ -151,3 +158,9 @@ def _same_bytes(patches: Patches) -> None:
         self._time_taken_ns = 0
 
     patches.set(output_code.CompiledFxGraph, "prepare_for_serialization", without_duration, why=why, checked=CHECKED)
+    make = AOTAutogradCache.make_entry
+
+    def make_entry(*args: Any, **kwargs: Any) -> Any:
+        return make(*args, **{**kwargs, "forward_time_taken_ns": 0, "backward_time_taken_ns": 0})
+
+    patches.set(AOTAutogradCache, "make_entry", staticmethod(make_entry), why=why, checked=CHECKED)

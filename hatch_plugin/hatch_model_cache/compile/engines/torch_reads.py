@@ -1,0 +1,156 @@
+"""What a module's forward reads while it is traced: attributes of its submodules and of objects that they lead to, and
+the sources of the functions that ran.
+
+A trace keeps the values that it saw. So a program may only use what was compiled of it where all these are the same:
+`model_cache.engine.standalone` compares them. Checked on torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from model_cache.engine import program
+
+from ..pretend.patches import Patches
+
+CHECKED = "torch 2.13.0"
+
+_NOT_TRACED = frozenset({"torch", "triton", "sympy", "numpy", "model_cache", "hatch_model_cache"})
+"""Packages whose code is not the program's: versions are compared, or nothing of them is in a trace."""
+
+
+@dataclass
+class Seen:
+    """One object that was read. values, objects: as `model_cache.wheel.calls.Owner`; absent: no attribute of it."""
+
+    path: tuple[str, ...]
+    it: Any
+    values: dict[str, str] = field(default_factory=dict)
+    objects: dict[str, int] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+
+
+class Reads:
+    """Notes reads inside of `noting`. problems: what was read and cannot be compared on another host."""
+
+    def __init__(self, module: Any, patches: Patches) -> None:
+        import torch
+
+        self.seen: list[Seen] = []
+        self.problems: set[str] = set()
+        self.modules: set[str] = set()
+        self._number: dict[int, int] = {}
+        self._patches = patches
+        self._watched: set[type] = set()
+        self._noting = False
+        self._internal = set(vars(torch.nn.Module())) - {"training"}
+        for name, submodule in module.named_modules():
+            self._add((name,), submodule)
+        self._watch(torch.nn.Module)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what is read and which functions run until the block ends."""
+        before = sys.getprofile()
+        self._noting = True
+        sys.setprofile(self._called)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            self._noting = False
+
+    def sources(self) -> dict[str, str]:
+        """Module → SHA-256 of its file, of everything that ran and of the classes of all that was read."""
+        names = self.modules | {m for one in self.seen for m in map(_module_of, type(one.it).__mro__)}
+        found = {}
+        for name in sorted(filter(_is_traced, names)):
+            digest = program.source(name)
+            if digest is None:
+                self.problems.add(f"{name} has no source file that another host could compare")
+            else:
+                found[name] = digest
+        return found
+
+    def absent(self) -> dict[str, str]:
+        """Class → names that were read and are no attribute of any of its instances."""
+        found: dict[str, set[str]] = {}
+        for one in self.seen:
+            found.setdefault(program.name(type(one.it)), set()).update(one.absent)
+        for one in self.seen:  # an attribute of one instance may be missing in another
+            found[program.name(type(one.it))] -= {*one.values, *one.objects}
+        return {name: " ".join(sorted(names)) for name, names in sorted(found.items()) if names}
+
+    def _called(self, frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call":
+            name = frame.f_globals.get("__name__")
+            if isinstance(name, str):
+                self.modules.add(name)
+
+    def _add(self, path: tuple[str, ...], it: Any) -> int:
+        self._number[id(it)] = len(self.seen)
+        self.seen.append(Seen(path, it))
+        return len(self.seen) - 1
+
+    def _watch(self, kind: type) -> None:
+        """Have instances of a class say what is read off them."""
+        if any(known in self._watched for known in kind.__mro__):
+            return
+        real: Any = kind.__getattribute__
+
+        def getattribute(it: Any, name: str) -> Any:
+            value = real(it, name)
+            if self._noting and id(it) in self._number:
+                self._noting = False
+                try:
+                    self._note(self.seen[self._number[id(it)]], name, value)
+                finally:
+                    self._noting = True
+            return value
+
+        self._watched.add(kind)
+        why = "what a trace reads has to be the same where it is used"
+        self._patches.set(kind, "__getattribute__", getattribute, why=why, checked=CHECKED)
+
+    def _note(self, one: Seen, name: str, value: Any) -> None:
+        import torch
+
+        if name in one.values or name in one.objects or name in one.absent or name.startswith("__"):
+            return
+        if isinstance(one.it, torch.nn.Module) and name in self._internal:
+            return
+        if name not in object.__getattribute__(one.it, "__dict__"):
+            one.absent.add(name)  # of its class, whose source is compared
+        elif (text := program.text(value)) is not None:
+            one.values[name] = text
+        elif id(value) in self._number:
+            one.objects[name] = self._number[id(value)]
+        elif _can_be_watched(value):
+            self._watch(type(value))
+            one.objects[name] = self._add((*one.path, name), value)
+        else:
+            where = ".".join(filter(None, (*one.path, name)))
+            self.problems.add(f"{where} is read, and no other host can compare a {program.name(type(value))}")
+
+
+def _can_be_watched(value: Any) -> bool:
+    import torch
+
+    kind = type(value)
+    heap = bool(kind.__flags__ & 1 << 9)  # Py_TPFLAGS_HEAPTYPE: attributes of others cannot be replaced
+    return heap and hasattr(value, "__dict__") and not isinstance(value, (torch.Tensor, torch.nn.Module))
+
+
+def _module_of(kind: type) -> str:
+    return str(kind.__module__)
+
+
+def _is_traced(name: str) -> bool:
+    top = name.partition(".")[0]
+    made = top.startswith("namedtuple_")  # by the standard library, for a class's __new__
+    return not made and top not in _NOT_TRACED and top not in sys.stdlib_module_names

@@ -1,0 +1,207 @@
+"""A module compiled to a function without guards, and the record of what may be done with it.
+
+``torch._inductor.standalone_compile`` gives a function of flat tensors that checks nothing. The module is traced here
+by ``torch.export``, which lifts parameters by name and refuses to specialise a dimension that was said to vary. What
+such a function may be called with is written down (`model_cache.wheel.calls`), and `model_cache.engine.standalone`
+checks it. What cannot be written down stops the build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from model_cache.engine import program
+from model_cache.wheel.calls import Calls, Dimension, Owner, Tensor
+
+from ..pretend.patches import Patches
+from .torch_reads import Reads
+
+_LEAST = 2
+"""torch traces every dimension that varies as if it were neither 0 nor 1 (`ShapeEnv`, specialize_zero_one)."""
+
+_MOST = 2**63 - 1
+_ROOT = "module."
+
+
+def compiled(module: Any, inputs: tuple[Any, ...], patches: Patches) -> tuple[bytes, Calls]:
+    """Compile a module for inputs of this form; all tensors are fake.
+
+    Returns:
+        what torch's ``BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts`` takes, and the record.
+
+    Raises:
+        RuntimeError: naming everything that the serving host could not check.
+    """
+    import torch
+    import torch._inductor
+
+    leaves: list[Any] = []
+    structure = _structure(inputs, leaves, "its inputs")
+    _refuse(_unsuited(module))
+    reads = Reads(module, patches)
+    traced = _traced(module, reads)
+    with torch.no_grad():
+        exported = torch.export.export(traced, inputs, dynamic_shapes={"inputs": _varying(inputs)}, strict=False)
+        graph = exported.graph_module
+        values = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+        fake = values[-1].fake_mode
+        with torch._guards.tracing(torch._guards.TracingContext(fake)):
+            artifact = torch._inductor.standalone_compile(
+                graph, values, dynamic_shapes="from_tracing_context", aot=True
+            )
+    names = [str(spec.target or "") for spec in exported.graph_signature.input_specs]
+    shapes = _Shapes(fake.shape_env)
+    tensors = [
+        shapes.tensor(value, name.removeprefix(_ROOT) if name else f"input {n - len(names) + len(leaves)}")
+        for n, (name, value) in enumerate(zip(names, values, strict=True))
+    ]
+    calls = Calls(
+        tensors=tuple(tensors[: -len(leaves)]),
+        tied=program.tied(module),
+        leaves=tuple(tensors[-len(leaves) :]),
+        dimensions=tuple(shapes.dimensions()),
+        inputs=structure,
+        outputs=traced.outputs,
+        owners=tuple(Owner(one.path, program.name(type(one.it)), one.values, one.objects) for one in reads.seen),
+        absent=reads.absent(),
+        sources=reads.sources(),
+        settings=program.settings(),
+    )
+    problems = sorted(reads.problems)
+    constants = {name.removeprefix(_ROOT) for name in exported.constants} - program.tensors(module).keys()
+    if constants:
+        problems.append(f"it uses tensors that are no parameters or buffers: {', '.join(sorted(constants))}")
+    _refuse([*problems, *_written_to(artifact, tensors), *shapes.problems()])
+    return bytes(artifact.serialize()), calls
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise RuntimeError("mode standalone cannot be used for this module: " + "; ".join(problems))
+
+
+def _unsuited(module: Any) -> list[str]:
+    found = [f"{name or 'the module'} is in training mode" for name, one in module.named_modules() if one.training]
+    return [*found[:1], *(f"{name or 'the module'} has hooks" for name in program.hooked(module))]
+
+
+def _traced(module: Any, reads: Reads) -> Any:
+    """A module around `module` whose forward notes what is read and how the outputs are held."""
+    import torch
+
+    # where the type checker runs there is no torch, so its classes are of no known type
+    class Traced(torch.nn.Module):  # type: ignore[misc]
+        outputs: object = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *inputs: Any) -> Any:
+            with reads.noting():
+                result = self.module(*inputs)
+            self.outputs = _structure((result,), [], "what it returns")
+            return result
+
+    return Traced()
+
+
+def _structure(value: Any, leaves: list[Any], what: str) -> Any:
+    """Tuples, lists and dicts with the number of each tensor in its place; the tensors go to `leaves`."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        leaves.append(value)
+        return len(leaves) - 1
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [_structure(item, leaves, what) for item in value]}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {"dict": {key: _structure(item, leaves, what) for key, item in value.items()}}
+    raise RuntimeError(
+        f"mode standalone cannot be used for this module: {what} must be tensors in tuples, lists and dicts, "
+        f"not {program.name(type(value))}"
+    )
+
+
+def _varying(value: Any) -> Any:
+    """What ``torch.export`` wants to know of the marks of ``torch._dynamo.mark_dynamic``."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        ranges = getattr(value, "_dynamo_dynamic_range", ())
+        return {one.dim: torch.export.Dim.DYNAMIC(min=one.min, max=one.max) for one in ranges}
+    if isinstance(value, dict):
+        return {key: _varying(item) for key, item in value.items()}
+    return type(value)(_varying(item) for item in value)
+
+
+def _written_to(artifact: Any, tensors: list[Tensor]) -> Iterator[str]:
+    """Arguments that the compiled function changes: two of them that overlap would be changed in another order."""
+    entry = artifact.inner_fn.compiled_fn.serialize()
+    for index in entry.runtime_metadata.mutated_inp_runtime_indices:
+        yield f"{tensors[index].name} is written to"
+
+
+class _Shapes:
+    """Sizes and strides of a trace, in terms of the inputs' dimensions."""
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+        self._symbols: dict[Any, None] = {}
+        self._problems: list[str] = []
+
+    def tensor(self, value: Any, name: str) -> Tensor:
+        """The record of a fake tensor."""
+        sizes = [self._expression(size) for size in value.shape]
+        strides = [self._expression(stride) for stride in value.stride()]
+        for size in sizes:
+            if not isinstance(size, int):
+                if size.is_Symbol:
+                    self._symbols[size] = None
+                else:
+                    self._problems.append(f"{name} has the size {size}")
+        stride = () if self._is_contiguous(sizes, strides) else tuple(map(str, strides))
+        if not all(each.isdigit() for each in stride):
+            self._problems.append(f"{name} is not contiguous and has dimensions that vary")
+        return Tensor(name, str(value.dtype), str(value.device), tuple(map(str, sizes)), stride)
+
+    def dimensions(self) -> Iterator[Dimension]:
+        """What each size that varies may be."""
+        for symbol in self._symbols:
+            found = self._environment.var_to_range[symbol]
+            most = int(found.upper) if found.upper.is_Integer else _MOST
+            yield Dimension(str(symbol), max(_LEAST, int(found.lower)), most)
+
+    def problems(self) -> Iterator[str]:
+        """What is said of dimensions by a guard of torch, and not by their ranges."""
+        from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+        yield from self._problems
+        ranges = {
+            symbol: ValueRanges(max(_LEAST, found.lower), found.upper)
+            for symbol, found in self._environment.var_to_range.items()
+        }
+        for guard in self._environment.guards:
+            condition = self._environment.replace(guard.expr)
+            if not (condition.is_Boolean and condition == True):  # noqa: E712 - a sympy object
+                known = bound_sympy(condition, ranges)
+                if not (known.is_singleton() and bool(known.lower)):
+                    yield f"its dimensions must satisfy {condition}"
+
+    def _expression(self, size: Any) -> Any:
+        """A number, or what it is in terms of symbols."""
+        if isinstance(size, int):
+            return size
+        found = self._environment.replace(size.node.expr)
+        return int(found) if found.is_Integer else found
+
+    @staticmethod
+    def _is_contiguous(sizes: list[Any], strides: list[Any]) -> bool:
+        expected: Any = 1
+        for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected = expected * size
+        return True

@@ -1,0 +1,139 @@
+"""Engine `torch`, mode "standalone": a compiled function without guards, and who may call it. And for both modes: two
+builds of one recipe are the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import cpu_hosts
+from engine.hosts import compile_recipe, pack
+from engine.torch_programs import Program, project
+
+pytestmark = pytest.mark.engine
+
+MODES = ("mega", "standalone")
+
+
+@pytest.fixture(scope="module")
+def host(cpu_engine_python: str, own_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> cpu_hosts.CpuHost:
+    return cpu_hosts.make_host(cpu_engine_python, tmp_path_factory.mktemp("host"), own_wheel)
+
+
+@pytest.fixture(scope="module")
+def blocks(
+    host: cpu_hosts.CpuHost, cpu_engine_python: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Mode → the example's wheel."""
+    made = {}
+    for mode in MODES:
+        block = Program(project(tmp_path_factory.mktemp(mode), "block", mode), host)
+        made[mode] = block.compile(cpu_engine_python)
+    return made
+
+
+def test_a_bound_function_answers_at_once_and_refuses_what_it_was_not_compiled_for(
+    blocks: dict[str, Path], host: cpu_hosts.CpuHost, tmp_path: Path
+) -> None:
+    block = Program(project(tmp_path, "block", "standalone"), host)
+    warm = block.run(tmp_path / "warm", str(blocks["standalone"]))
+    mega = block.run(tmp_path / "mega", str(blocks["mega"]))
+    print(json.dumps({"standalone": warm, "mega": mega}))
+    assert (warm["compiles"], warm["use"], warm["parts"]) == (0, {"hits": 1, "misses": 0}, {"standalone": 1})
+    assert warm["kernels"] > 0
+    assert warm["error"] < 1e-3
+    assert warm["result"] == mega["result"], "bit for bit"
+    assert warm["seconds"] < mega["seconds"], "no trace, no look-up"
+
+    found = block.run(tmp_path / "misuse", str(blocks["standalone"]), "torch_misuse.py")
+    print(json.dumps(found))
+    assert found["compiles"] == 0
+    assert max(found["errors"]) < 1e-3, "other numbers of tokens"
+    refused = {**found["bind"], **found["call"]}
+    assert not {case: said for case, said in refused.items() if said == ["NOT REFUSED"] or not said}
+    told: dict[str, str] = {
+        "training": "training",
+        "method": "forward was set on the object",
+        "class": "down is ",
+        "one token": "dimension 0 is 1, compiled was from 2 to ",
+        "integers": "input 0 is torch.int64, compiled was torch.float32",
+        "gradients": "gradients are on: call it under torch.no_grad()",
+        "number": "the inputs: ",
+        "mode": "a mode of torch is on",
+        "autocast": "autocast is on for cpu",
+        "tied": "one and the same tensor",
+        "hook": "down has hooks",
+    }
+    assert not {case: refused[case] for case, text in told.items() if not any(text in line for line in refused[case])}
+    assert len(found["bind"]["dtype"]) > 5, "every difference at once"
+    assert found["or_module"] == 0
+    assert found["use"] == [4, 1]
+    assert found["replaced"] < 1e-3 < found["replaced moved"], "the weights are those of the module now"
+    assert found["written"] < 1e-3
+
+
+def test_another_source_is_another_program(blocks: dict[str, Path], host: cpu_hosts.CpuHost, tmp_path: Path) -> None:
+    block = Program(project(tmp_path, "block", "standalone"), host)
+    source = block.project / "program" / "block.py"
+    source.write_text(source.read_text().replace("functional.silu", "functional.gelu"))
+    done, compiles = block.start(tmp_path / "other", str(blocks["standalone"]))
+    assert done.returncode == 1
+    assert "the source of block is another one than at the build" in done.stderr
+    assert compiles == 0
+
+
+@pytest.mark.parametrize("name", ["minilm", "vit", "qwen3"])
+def test_models_of_transformers(name: str, host: cpu_hosts.CpuHost, cpu_engine_python: str, tmp_path: Path) -> None:
+    made = Program(project(tmp_path, name, "standalone"), host)
+    wheel = made.compile(cpu_engine_python)
+    warm: dict[str, Any] = made.run(tmp_path / "warm", str(wheel))
+    print(json.dumps(warm))
+    assert (warm["compiles"], warm["use"]) == (0, {"hits": 1, "misses": 0})
+    assert warm["error"] < 1e-3 * warm["largest"]
+
+
+def test_why_there_is_no_mode_aot(host: cpu_hosts.CpuHost, tmp_path: Path) -> None:
+    """The reasons that docs/guides/torch.md gives."""
+    block = Program(project(tmp_path, "block"), host)
+    found = block.run(tmp_path / "aot", "-", "torch_aot.py")
+    print(json.dumps(found))
+    assert "FakeTensor" in found["guards"], "made without weights, they refuse real ones"
+    assert found["right"] < 1e-5
+    assert found["another module"] > 0.01, "without guards it computes what the module was"
+    assert found["another type"] > 0.01
+
+
+def another_user() -> tuple[str, ...]:
+    """A command that runs another as a user of another number, where this kernel lets anybody be one."""
+    command = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], check=False).returncode:
+        print("the other build is by the same user")
+        return ()
+    return command
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_user_s_build_in_another_place_is_the_same_bytes(
+    mode: str, blocks: dict[str, Path], cpu_engine_python: str, tmp_path: Path
+) -> None:
+    """Another directory, HOME, language, umask, age of the files, and number of the user."""
+    elsewhere = tmp_path / "somebody else's" / "place"
+    made = project(elsewhere, "block", mode)
+    for path in made.rglob("*"):
+        os.utime(path, (10**9, 10**9))
+    prefix = (*another_user(), "sh", "-c", 'umask 077; exec "$@"', "sh")
+    done = compile_recipe(made, elsewhere / "artifacts", cpu_engine_python, prefix, HOME=str(elsewhere), LANG="C")
+    assert done.returncode == 0, done.stdout + done.stderr
+    wheel = pack(made, elsewhere / "artifacts")
+    assert wheel.name == blocks[mode].name
+    command = [sys.executable, "-m", "model_cache", "diff", str(blocks[mode]), str(wheel)]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert wheel.read_bytes() == blocks[mode].read_bytes(), told.stdout
