@@ -87,7 +87,7 @@ class Recipe:
         "for in `config`, then in the engine's environment",
         default=None,
     )
-    mode: str = _option("string", "Engine `torch`: form of the cache", default="mega")
+    mode: str = _option("string", "Engine `torch`: `mega`, or `standalone` (without `torch.compile`)", default="mega")
     python: str | None = _option(
         "string", "Absolute path of the engine's interpreter; `MODEL_CACHE_PYTHON` wins over it", default=None
     )
