@@ -204,7 +204,7 @@ def test_a_kernel_that_is_wrong_stops_the_build(tmp_path: Path, engine_python: s
     project = torch_project(tmp_path / "recipe", "make_with_a_wrong_compiler")
     before = sorted(project.rglob("*"))
     done = build(project, engine_python)
-    assert done.returncode != 0
+    assert done.returncode == 6
     assert "the check of the kernels failed" in done.stderr
     told = re.search(
         r"triton_per_fused_\w+ \([0-9a-f]{12}\): source-checked: its region: with \d+ tokens: .*", done.stderr
@@ -221,11 +221,11 @@ def test_a_kernel_that_is_unchecked_is_counted_and_stops_nothing(tmp_path: Path,
     [wheel] = (project / "dist").glob("*.whl")
     status, report, _ = selfcheck(wheel, engine_python)
     counts = report["counts"]
-    assert (status, counts["kernels"], counts["checked"], counts["unchecked"], counts["failed"]) == (0, 2, 1, 1, 0)
-    [unchecked] = [kernel for kernel in report["kernels"] if not kernel["checked"]]
-    assert "sin" in unchecked["name"]
-    assert unchecked["passed"] == ["source-checked", "cubin-derived"]
-    assert list(unchecked["reasons"]) == ["ptx-checked"]
+    assert (status, counts["checked"], counts["unchecked"], counts["failed"]) == (0, 1, 2, 0)
+    unchecked = [kernel for kernel in report["kernels"] if not kernel["checked"]]
+    assert {kernel["name"] for kernel in unchecked} == {"triton_poi_fused_sin_1"}, "in two configurations"
+    assert all(kernel["passed"] == ["source-checked", "cubin-derived"] for kernel in unchecked)
+    assert all(list(kernel["reasons"]) == ["ptx-checked"] for kernel in unchecked)
 
 
 def test_what_triton_s_interpreter_does_wrong_is_mended(engine_python: str, tmp_path: Path) -> None:

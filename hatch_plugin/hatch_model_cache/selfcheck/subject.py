@@ -16,6 +16,9 @@ from model_cache.wheel.manifest import Manifest
 from model_cache.wheel.payload import Payload
 from model_cache.wheel.verify import blob_path, verify
 
+_HOLDING_CUBINS = frozenset({"cubin", "pickle"})
+"""What files hold that may hold cubins: those of engine `torch` are pickles and nothing else to its hosts."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -32,7 +35,7 @@ def of_payload(payload: Payload) -> Subject:
     """A wheel, verified first. Raises DamagedError or NotTrustedError as `verify` does."""
     manifest = verify(payload).manifest
     texts = evidence.read(payload, manifest.texts())
-    files = {file.sha256: file for file in manifest.files() if "cubin" in file.contains}
+    files = {file.sha256: file for file in manifest.files() if _HOLDING_CUBINS.intersection(file.contains)}
     contents = (payload.read(blob_path(file.sha256), file.size) for file in files.values())
     return Subject(payload.label, manifest, texts, _cubins(contents))
 
@@ -41,7 +44,7 @@ def of_artifacts(artifacts: Artifacts) -> Subject:
     """An artifact directory."""
     manifest = artifacts.contents
     texts = {digest: artifacts.path(source).read_bytes() for source, digest in artifacts.texts().items()}
-    sources = {source for _, file, source in artifacts.files() if "cubin" in file.contains}
+    sources = {source for _, file, source in artifacts.files() if _HOLDING_CUBINS.intersection(file.contains)}
     contents = (artifacts.path(source).read_bytes() for source in sorted(sources))
     return Subject(str(artifacts.directory), manifest, texts, _cubins(contents))
 

@@ -22,10 +22,11 @@ class Net(nn.Module):
 
 def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """The factory."""
-    rows, angles = torch.zeros(16, WIDTH, dtype=torch.bfloat16), torch.zeros(24, 64)
+    rows = torch.zeros(16, WIDTH, dtype=torch.bfloat16, device="cuda")
+    angles = torch.zeros(24, 64, device="cuda")
     torch._dynamo.mark_dynamic(rows, 0)
     torch._dynamo.mark_dynamic(angles, 0)
-    return Net().eval(), (rows, angles)
+    return Net().cuda().eval(), (rows, angles)
 
 
 def make_with_a_wrong_compiler() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
