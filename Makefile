@@ -63,7 +63,7 @@ coverage: engines  ## what can be compiled for which GPU, on the real vLLM, into
 right-answers: engines  ## families served for real on this CPU, with and without a wheel, into docs/right-answers.md (~20 min)
 	$(BIN)/python tests/answers/run.py
 
-selfcheck: engines  ## kernels of some models, checked without a GPU, into docs/selfcheck.md (~15 min; goes on where it was)
+selfcheck: engines  ## kernels of some models, checked without a GPU, into docs/selfcheck.md (~25 min; goes on where it was)
 	$(BIN)/python tests/kernels/run.py
 
 mutation: engines  ## what the gates of selfcheck catch when kernels are changed, into docs/selfcheck.md (~10 min)
