@@ -31,6 +31,7 @@ CALLS = Calls(
     ),
     absent={"block.Block": "forward"},
     sources={"block": "0" * 64},
+    functions=("block:Block.forward",),
     settings={"default dtype": "torch.float32"},
 )
 
@@ -65,6 +66,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> str:
         (lambda d: d["leaves"][0].update(dtype="os.system"), "leaves[0].dtype has a wrong form: 'os.system'"),
         (lambda d: d["owners"][0].update(objects={"config": 7}), "owners:  leads to no owner"),
         (lambda d: d.update(sources={"../block": ""}), "sources: '../block' is no name"),
+        (lambda d: d.update(functions=["block.forward"]), "functions[0] has a wrong form: 'block.forward'"),
     ],
 )
 def test_what_is_wrong_with_it_is_said(change: Callable[[dict[str, Any]], object], expected: str) -> None:
@@ -126,3 +128,28 @@ def test_a_source_is_found_without_an_import(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "other.py").write_text("x = 2\n")
     monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
     assert program.source("a_program.inner.model") != digest, "what is imported counts"
+
+
+class Patched:
+    """Has methods that somebody replaces."""
+
+    def method(self) -> None: ...
+
+    @property
+    def value(self) -> int:
+        return 1
+
+    @classmethod
+    def make(cls) -> None: ...
+
+    @functools.lru_cache  # noqa: B019 - never called
+    def wrapped(self) -> None: ...
+
+
+def test_a_replaced_function_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"test_calls:Patched.{name}" for name in ("method", "value", "make", "wrapped")]
+    assert all(map(program.is_its_own, [*names, "test_calls:broken", "no_such_program.model:forward"]))
+    monkeypatch.setattr(Patched, "method", broken)
+    monkeypatch.setattr(Patched, "value", property(broken))
+    assert [program.is_its_own(name) for name in names] == [False, False, True, True]
+    assert not program.is_its_own("test_calls:gone")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import inspect
 import sys
 import types
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ MAX_ITEMS = 10_000
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _OF_TORCH = frozenset({"dtype", "device", "layout", "memory_format", "Size"})
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps what is called beside its forward (torch 2.13.0, torch/nn/modules/module.py)."""
 
 
@@ -105,6 +106,23 @@ def _file(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin else None
 
 
+def is_its_own(function: str) -> bool:
+    """Whether a function has not been replaced by one of another name, as libraries do that patch others.
+
+    function: ``module:qualified name``. One of a module that is not imported yet has not been.
+    """
+    where, _, path = function.partition(":")
+    found: Any = sys.modules.get(where)
+    if found is None:
+        return True
+    for part in path.split("."):
+        found = inspect.getattr_static(found, part, None)
+    if isinstance(found, property):
+        found = found.fget
+    found = getattr(found, "__func__", found)  # of a classmethod, a staticmethod
+    return (getattr(found, "__module__", None), getattr(found, "__qualname__", None)) == (where, path)
+
+
 def tied(module: Any) -> dict[str, str]:
     """Names of a module's parameters and buffers that are the same tensor as one with a name before."""
     first: dict[int, str] = {}
@@ -123,9 +141,27 @@ def tensors(module: Any) -> dict[str, Any]:
     }
 
 
+def tables(module: Any) -> list[dict[str, Any]]:
+    """Where one module keeps its parameters, buffers and submodules."""
+    return [vars(module)[table] for table in ("_parameters", "_buffers", "_modules")]
+
+
+def hooks(module: Any) -> list[Any]:
+    """Where a module and its submodules keep hooks, and where torch keeps those of all modules: all empty at best."""
+    import torch.nn.modules.module as every
+
+    own = [vars(one)[where] for one in module.modules() for where in _HOOKS]
+    return [*own, every._global_forward_hooks, every._global_forward_pre_hooks]
+
+
 def hooked(module: Any) -> list[str]:
-    """Names of the submodules, and of the module itself (""), that have hooks: they are in no compiled function."""
-    return [each for each, one in module.named_modules() if any(vars(one).get(hooks) for hooks in HOOKS)]
+    """Which submodules have hooks, in words: they are in no compiled function."""
+    found = [
+        f"{each or 'the module'} has hooks"
+        for each, one in module.named_modules()
+        if any(vars(one)[where] for where in _HOOKS)
+    ]
+    return found or (["all modules have hooks"] if any(hooks(module)) else [])
 
 
 def settings() -> dict[str, str]:

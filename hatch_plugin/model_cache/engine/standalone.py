@@ -96,15 +96,14 @@ class Bound:
         every = program.tensors(self._module)
         self._tensors = [every[one.name] for one in self._calls.tensors]
         self._types = [(one.dtype, one.device) for one in self._tensors]
-        places: list[tuple[dict[str, Any], str]] = []
-        for one in self._calls.tensors:
-            where, _, name = one.name.rpartition(".")
-            holder = vars(self._module.get_submodule(where))
-            places.append((holder["_parameters" if name in holder["_parameters"] else "_buffers"], name))
-        for owner, it in zip(self._calls.owners, _owners(self._calls.owners, self._module), strict=True):
+        tables = [table for one in self._module.modules() for table in program.tables(one)]
+        places = [(table, name) for table in tables for name in table]
+        owners = _owners(self._calls.owners, self._module)
+        for owner, it in zip(self._calls.owners, owners, strict=True):
             places += [(vars(it), name) for name in (*owner.values, *owner.objects)]
         self._places = [(where, name, where.get(name, _MISSING)) for where, name in places]
-        self._hooks = [vars(one)[hooks] for one in self._module.modules() for hooks in program.HOOKS]
+        self._sizes = [(table, len(table)) for table in (*tables, *map(vars, owners))]
+        self._hooks = program.hooks(self._module)
 
     def _has_changed(self) -> bool:
         """Whether the module is to be compared again."""
@@ -113,7 +112,7 @@ class Bound:
                 return True
         if self._types != [(one.dtype, one.device) for one in self._tensors]:
             return True
-        return any(self._hooks)
+        return any(self._hooks) or any(len(where) != size for where, size in self._sizes)
 
 
 def differences(calls: Calls, module: Any) -> list[str]:
@@ -127,9 +126,11 @@ def differences(calls: Calls, module: Any) -> list[str]:
             found.append(f"{expected.name} is missing")
         else:
             found += _differences(expected, every[expected.name], {}, {})
+    more = every.keys() - calls.tied.keys() - {expected.name for expected in calls.tensors}
+    found += [f"{name} is there, compiled was none such" for name in sorted(more)]
     if program.tied(module) != dict(calls.tied):
         found.append("other parameters than at the build are one and the same tensor")
-    found += [f"{name or 'the module'} has hooks" for name in program.hooked(module)]
+    found += program.hooked(module)
     return found[:MAX_TOLD]
 
 
@@ -149,6 +150,9 @@ def _other_sources(calls: Calls) -> Iterator[str]:
             yield f"the source of {name} is not found here"
         elif found != digest:
             yield f"the source of {name} is another one than at the build"
+    for name in calls.functions:
+        if not program.is_its_own(name):
+            yield f"{name.replace(':', '.')} has been replaced by another function"
 
 
 def _other_settings(calls: Calls) -> Iterator[str]:

@@ -32,6 +32,7 @@ _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 _OF_TORCH = re.compile(r"torch\.[a-z][a-z0-9_]{0,29}")
 _DEVICE = re.compile(r"cpu|cuda:[0-9]{1,3}")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_FUNCTION = re.compile(f"{_MODULE.pattern}:{_MODULE.pattern}")
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Calls:
     tensors: the arguments that are the module's, in order. tied: names that are the same tensor as another name.
     inputs, outputs: tuples, lists and dicts around the numbers of `leaves`, or of what is returned: ``{"tuple": [0]}``.
     owners: every submodule, and what else was read. absent: of a class, what was read and was no attribute of an
-    instance, separated by blanks. sources: SHA-256 of the file of each Python module that was traced.
-    settings: torch's, as `model_cache.engine.program.settings` reads them.
+    instance, separated by blanks. sources: SHA-256 of the file of each Python module that was traced. functions: what
+    ran of them, as ``module:name``. settings: torch's, as `model_cache.engine.program.settings` reads them.
     """
 
     tensors: tuple[Tensor, ...]
@@ -91,6 +92,7 @@ class Calls:
     owners: tuple[Owner, ...]
     absent: Mapping[str, str]
     sources: Mapping[str, str]
+    functions: tuple[str, ...]
     settings: Mapping[str, str]
 
     def to_json_bytes(self) -> bytes:
@@ -114,6 +116,7 @@ def parse(data: bytes, what: str = FILE) -> Calls:
         owners=f.objects("owners", _owner, least=1),
         absent=f.text_mapping("absent"),
         sources=f.text_mapping("sources"),
+        functions=f.texts("functions", _FUNCTION),
         settings=f.text_mapping("settings"),
     )
     f.done()

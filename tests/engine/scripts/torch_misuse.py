@@ -51,6 +51,11 @@ def changed(change: Callable[[Any], Any]) -> Any:
     return other
 
 
+def biased(block: Any) -> None:
+    """Give a matrix a bias that it had not."""
+    block.out.bias = torch.nn.Parameter(torch.ones(block.out.out_features))
+
+
 def hook(*_: object) -> None:
     """Does nothing."""
 
@@ -65,7 +70,7 @@ class Gelu(torch.nn.Module):
 answer["bind"] = {
     "dtype": refused(lambda: loaded.bind(changed(lambda m: m.to(torch.bfloat16)))),
     "shape": refused(lambda: loaded.bind(changed(lambda m: setattr(m, "down", torch.nn.Linear(688, 255, bias=False))))),
-    "training": refused(lambda: loaded.bind(changed(lambda m: m.train()))),
+    "bias": refused(lambda: loaded.bind(changed(biased))),
     "class": refused(lambda: loaded.bind(changed(lambda m: setattr(m, "down", Gelu())))),
     "more": refused(lambda: loaded.bind(changed(lambda m: m.add_module("more", Gelu())))),
     "hook": refused(lambda: loaded.bind(changed(lambda m: m.down.register_forward_hook(hook)))),
@@ -73,6 +78,10 @@ answer["bind"] = {
     "tied": refused(lambda: loaded.bind(changed(lambda m: setattr(m, "before_mlp", m.before_attention)))),
     "stride": refused(lambda: loaded.bind(changed(lambda m: setattr(m.out.weight, "data", m.out.weight.data.t())))),
 }
+normed = block.normed
+block.normed = hook
+answer["bind"]["function"] = refused(lambda: loaded.bind(module))
+block.normed = normed
 bound = loaded.bind(module)
 with torch.no_grad():
     answer["errors"] = [float((bound(given) - module(given)).abs().max()) for given in map(x, (2, 3, 16, 64))]
@@ -102,9 +111,16 @@ with torch.no_grad():
     module.out.weight.data.mul_(2)
     answer["written"] = float((bound(given) - module(given)).abs().max())
     answer["check_microseconds"] = round(1e6 * min(timeit.repeat(lambda: bound._checked((given,)), number=50)) / 50, 1)
-    module.train()
-    answer["call"]["training"] = refused(lambda: bound(given))
-    module.eval()
+    module.forward = hook
+    answer["call"]["method set"] = refused(lambda: bound(given))
+    del module.forward
+    down, module.down = module.down, Gelu()
+    answer["call"]["class"] = refused(lambda: bound(given))
+    module.down = down
+    answer["back"] = float((bound(given) - module(given)).abs().max())
+    biased(module)
+    answer["call"]["bias"] = refused(lambda: bound(given))
+    module.out.bias = None
     module.to(torch.bfloat16)
     answer["call"]["module's dtype"] = refused(lambda: bound(given))
     module.to(torch.float32)

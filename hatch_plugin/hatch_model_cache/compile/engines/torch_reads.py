@@ -43,7 +43,7 @@ class Reads:
 
         self.seen: list[Seen] = []
         self.problems: set[str] = set()
-        self.modules: set[str] = set()
+        self._ran: set[tuple[str, str]] = set()
         self._number: dict[int, int] = {}
         self._patches = patches
         self._watched: set[type] = set()
@@ -67,7 +67,8 @@ class Reads:
 
     def sources(self) -> dict[str, str]:
         """Module → SHA-256 of its file, of everything that ran and of the classes of all that was read."""
-        names = self.modules | {m for one in self.seen for m in map(_module_of, type(one.it).__mro__)}
+        classes = {kind for one in self.seen for kind in type(one.it).__mro__}
+        names = {name for name, _ in self._ran} | {str(kind.__module__) for kind in classes}
         found = {}
         for name in sorted(filter(_is_traced, names)):
             digest = program.source(name)
@@ -77,20 +78,30 @@ class Reads:
                 found[name] = digest
         return found
 
+    def functions(self) -> list[str]:
+        """``module:name`` of everything that ran and can be found by its name."""
+        named = {f"{module}:{name}" for module, name in self._ran if _is_traced(module) and "<" not in name}
+        return sorted(filter(program.is_its_own, named))
+
     def absent(self) -> dict[str, str]:
-        """Class → names that were read and are no attribute of any of its instances."""
+        """Class → names that were read and are no attribute of any of its instances. Where they are one of another
+        instance, that they are missing is noted as a value."""
         found: dict[str, set[str]] = {}
+        set_on: dict[str, set[str]] = {}
         for one in self.seen:
-            found.setdefault(program.name(type(one.it)), set()).update(one.absent)
-        for one in self.seen:  # an attribute of one instance may be missing in another
-            found[program.name(type(one.it))] -= {*one.values, *one.objects}
-        return {name: " ".join(sorted(names)) for name, names in sorted(found.items()) if names}
+            kind = program.name(type(one.it))
+            found.setdefault(kind, set()).update(one.absent)
+            set_on.setdefault(kind, set()).update(one.values, one.objects)
+        for one in self.seen:
+            one.values.update(dict.fromkeys(one.absent & set_on[program.name(type(one.it))], "missing"))
+        left = {kind: names - set_on[kind] for kind, names in found.items()}
+        return {kind: " ".join(sorted(names)) for kind, names in sorted(left.items()) if names}
 
     def _called(self, frame: types.FrameType, event: str, _: object) -> None:
         if event == "call":
             name = frame.f_globals.get("__name__")
             if isinstance(name, str):
-                self.modules.add(name)
+                self._ran.add((name, frame.f_code.co_qualname))
 
     def _add(self, path: tuple[str, ...], it: Any) -> int:
         self._number[id(it)] = len(self.seen)
@@ -144,10 +155,6 @@ def _can_be_watched(value: Any) -> bool:
     kind = type(value)
     heap = bool(kind.__flags__ & 1 << 9)  # Py_TPFLAGS_HEAPTYPE: attributes of others cannot be replaced
     return heap and hasattr(value, "__dict__") and not isinstance(value, (torch.Tensor, torch.nn.Module))
-
-
-def _module_of(kind: type) -> str:
-    return str(kind.__module__)
 
 
 def _is_traced(name: str) -> bool:

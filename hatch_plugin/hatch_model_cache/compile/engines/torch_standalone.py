@@ -43,7 +43,7 @@ def compiled(module: Any, inputs: tuple[Any, ...], patches: Patches) -> tuple[by
     traced = _traced(module, reads)
     with torch.no_grad():
         exported = torch.export.export(traced, inputs, dynamic_shapes={"inputs": _varying(inputs)}, strict=False)
-        graph = exported.graph_module
+        graph = _without_traces(exported.graph_module)
         values = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
         fake = values[-1].fake_mode
         with torch._guards.tracing(torch._guards.TracingContext(fake)):
@@ -56,6 +56,7 @@ def compiled(module: Any, inputs: tuple[Any, ...], patches: Patches) -> tuple[by
         shapes.tensor(value, name.removeprefix(_ROOT) if name else f"input {n - len(names) + len(leaves)}")
         for n, (name, value) in enumerate(zip(names, values, strict=True))
     ]
+    absent = reads.absent()
     calls = Calls(
         tensors=tuple(tensors[: -len(leaves)]),
         tied=program.tied(module),
@@ -64,11 +65,15 @@ def compiled(module: Any, inputs: tuple[Any, ...], patches: Patches) -> tuple[by
         inputs=structure,
         outputs=traced.outputs,
         owners=tuple(Owner(one.path, program.name(type(one.it)), one.values, one.objects) for one in reads.seen),
-        absent=reads.absent(),
+        absent=absent,
         sources=reads.sources(),
+        functions=tuple(reads.functions()),
         settings=program.settings(),
     )
     problems = sorted(reads.problems)
+    unknown = program.tensors(module).keys() - program.tied(module).keys() - {tensor.name for tensor in tensors}
+    if unknown:
+        problems.append(f"torch.export has left out {', '.join(sorted(unknown))}")
     constants = {name.removeprefix(_ROOT) for name in exported.constants} - program.tensors(module).keys()
     if constants:
         problems.append(f"it uses tensors that are no parameters or buffers: {', '.join(sorted(constants))}")
@@ -83,7 +88,7 @@ def _refuse(problems: list[str]) -> None:
 
 def _unsuited(module: Any) -> list[str]:
     found = [f"{name or 'the module'} is in training mode" for name, one in module.named_modules() if one.training]
-    return [*found[:1], *(f"{name or 'the module'} has hooks" for name in program.hooked(module))]
+    return [*found[:1], *program.hooked(module)]
 
 
 def _traced(module: Any, reads: Reads) -> Any:
@@ -105,6 +110,17 @@ def _traced(module: Any, reads: Reads) -> Any:
             return result
 
     return Traced()
+
+
+def _without_traces(graph: Any) -> Any:
+    """A graph without the stacks of its nodes, which would be in the artifact, with the paths of this machine."""
+    import torch
+
+    for part in graph.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return graph
 
 
 def _structure(value: Any, leaves: list[Any], what: str) -> Any:

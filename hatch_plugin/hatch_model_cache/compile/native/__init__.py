@@ -38,9 +38,9 @@ class Native:
         self._weights: Any = None
 
     def before_program(self) -> None:
-        """Name kernels neutrally; leave out durations; let a module without weights be converted."""
+        """Name kernels neutrally; leave out what differs between processes; let weights be converted that are none."""
         kernels.install(self.patches)
-        inductor.without_durations(self.patches)
+        inductor.same_in_every_process(self.patches)
         fake_tensors.reassign_in_apply(self.patches)
 
     def before_worker(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from .device import Device
 from .patches import Patches
 
 CHECKED = "torch 2.13.0 and 2.14.0"
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def install(patches: Patches, device: Device) -> None:
@@ -142,13 +145,15 @@ def _same_bytes(patches: Patches) -> None:
             return sorted(os.listdir(path))
 
     patches.set(bundler, "os", SortedOs(), why=f"{why}: TritonBundler.collect", checked=CHECKED)
-    without_durations(patches)
+    same_in_every_process(patches)
 
 
-def without_durations(patches: Patches) -> None:
-    """Leave out how long a graph took to compile: it is in what torch saves, and in no key."""
+def same_in_every_process(patches: Patches) -> None:
+    """Leave out of what torch saves how long a graph took to compile, and where functions lay in memory (in the lines
+    that explain a key). Neither is in a key."""
     import torch._inductor.output_code as output_code
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._inductor.codecache import FxGraphCachePickler
 
     why = "same recipe, same bytes"
     prepare = output_code.CompiledFxGraph.prepare_for_serialization
@@ -164,3 +169,9 @@ def without_durations(patches: Patches) -> None:
         return make(*args, **{**kwargs, "forward_time_taken_ns": 0, "backward_time_taken_ns": 0})
 
     patches.set(AOTAutogradCache, "make_entry", staticmethod(make_entry), why=why, checked=CHECKED)
+    explain = FxGraphCachePickler.debug_lines
+
+    def debug_lines(self: Any, details: Any) -> list[str]:
+        return [_ADDRESS.sub(" at 0x0", line) for line in explain(self, details)]
+
+    patches.set(FxGraphCachePickler, "debug_lines", debug_lines, why=why, checked=CHECKED)
