@@ -48,7 +48,7 @@ versions: .venv/ready  ## the environments of all known versions of vLLM and tor
 	$(BIN)/python -m pytest -m engine tests/engine/test_conformance.py -k "$$(echo $(VERSIONS) | sed 's/ / or /g')"
 	MODEL_CACHE_TEST_VERSIONS=1 $(BIN)/python -m pytest -m engine tests/engine/test_torch_engine.py -k gpu
 
-bench: engines  ## figures into benchmarks/results/
+bench: engines  ## figures of this machine, into docs/benchmarks.md (~25 min)
 	$(BIN)/python benchmarks/run.py
 
 key-factors: engines  ## what changes the engine's key, on the real vLLM, into docs/key-factors.md (~15 min; goes on where it was)
