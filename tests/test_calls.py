@@ -110,6 +110,13 @@ def test_values_that_cannot() -> None:
     assert found == [None] * 4
 
 
+def test_what_reading_an_attribute_gives() -> None:
+    config = types.SimpleNamespace(eps=1e-5, other=object())
+    assert program.value(config, "eps") == "1e-05"
+    assert program.value(config, "other") == program.value(config, "gone") == program.NO_VALUE
+    assert program.value(Patched(), "value") == "1", "of a class, and computed"
+
+
 def test_a_source_is_found_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "a_program"
     (package / "inner").mkdir(parents=True)

@@ -30,6 +30,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 """Where a module keeps what is called beside its forward (torch 2.13.0, torch/nn/modules/module.py)."""
 
 
+NO_VALUE = "nothing that can be compared"
+
+
+def value(it: object, attribute: str) -> str:
+    """What reading an attribute gives, as `text`; NO_VALUE for what has none, and where there is no such attribute."""
+    return text(getattr(it, attribute, object())) or NO_VALUE
+
+
 def text(value: object) -> str | None:
     """A value's text, the same in every process; None for what can only be compared by identity.
 

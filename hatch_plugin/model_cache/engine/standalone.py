@@ -171,7 +171,7 @@ def _other_values(calls: Calls, module: Any) -> Iterator[str]:
             continue
         here = vars(it)
         for name, expected in owner.values.items():
-            found = program.text(here[name]) if name in here else "missing"
+            found = program.value(it, name)
             if found != expected:
                 yield f"{label}: {name} is {found}, compiled was {expected}"
         for name, number in owner.objects.items():

@@ -62,8 +62,8 @@ class Dimension:
 class Owner:
     """An object that the traced code has read: a module, or what an attribute of one leads to.
 
-    path: a module's qualified name, then attributes. type: the object's class. values: what was read, as
-    `model_cache.engine.program.text` writes it. objects: what was read and is an owner, by its place in the list.
+    path: a module's qualified name, then attributes. type: the object's class. values: what reading an attribute gave,
+    as `model_cache.engine.program.value` writes it. objects: what was read and is an owner, by its place in the list.
     """
 
     path: tuple[str, ...]
@@ -78,9 +78,9 @@ class Calls:
 
     tensors: the arguments that are the module's, in order. tied: names that are the same tensor as another name.
     inputs, outputs: tuples, lists and dicts around the numbers of `leaves`, or of what is returned: ``{"tuple": [0]}``.
-    owners: every submodule, and what else was read. absent: of a class, what was read and was no attribute of an
-    instance, separated by blanks. sources: SHA-256 of the file of each Python module that was traced. functions: what
-    ran of them, as ``module:name``. settings: torch's, as `model_cache.engine.program.settings` reads them.
+    owners: every submodule, and what else was read. absent: of a class, methods that were read and that no instance
+    had replaced, separated by blanks. sources: SHA-256 of the file of each Python module that was traced. functions:
+    what ran of them, as ``module:name``. settings: torch's, as `model_cache.engine.program.settings` reads them.
     """
 
     tensors: tuple[Tensor, ...]

@@ -93,7 +93,7 @@ class Reads:
             found.setdefault(kind, set()).update(one.absent)
             set_on.setdefault(kind, set()).update(one.values, one.objects)
         for one in self.seen:
-            one.values.update(dict.fromkeys(one.absent & set_on[program.name(type(one.it))], "missing"))
+            one.values.update(dict.fromkeys(one.absent & set_on[program.name(type(one.it))], program.NO_VALUE))
         left = {kind: names - set_on[kind] for kind, names in found.items()}
         return {kind: " ".join(sorted(names)) for kind, names in sorted(left.items()) if names}
 
@@ -135,10 +135,10 @@ class Reads:
             return
         if isinstance(one.it, torch.nn.Module) and name in self._internal:
             return
-        if name not in object.__getattribute__(one.it, "__dict__"):
-            one.absent.add(name)  # of its class, whose source is compared
-        elif (text := program.text(value)) is not None:
+        if (text := program.text(value)) is not None:
             one.values[name] = text
+        elif name not in object.__getattribute__(one.it, "__dict__"):
+            one.absent.add(name)  # a method, or what a property gives: of its class, whose source is compared
         elif id(value) in self._number:
             one.objects[name] = self._number[id(value)]
         elif _can_be_watched(value):
