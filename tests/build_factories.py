@@ -143,6 +143,7 @@ def document(
             "recipe_digest": recipe.digest(),
             "source": {"commit": "c" * 40, "dirty": True},
             "warnings": [],
+            "checkpoint": None,
             "stand_ins": [{"site": "synthetic.py:1", "answer": "1", "count": 2}],
         },
         "host_answers": {"nvcc": None, "ninja": None, "flashinfer-python": "0.7.2"},

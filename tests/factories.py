@@ -143,6 +143,7 @@ def make_document(
             "recipe_digest": sha(b"recipe"),
             "source": {"commit": "c" * 40, "dirty": False},
             "warnings": ["total_memory has no source"],
+            "checkpoint": None,
             "stand_ins": [{"site": "vllm/x.py:1", "answer": "1", "count": 2}],
         },
         "host_answers": {"nvcc": None, "flashinfer-python": "0.7.2", "peer_access": False},

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import checkpoints
 from build_factories import TABLE, make_project
 from factories import H100, make_gpu
 from fakes import fake_engine
@@ -54,11 +55,13 @@ def test_no_gpu_another_gpu_and_several_ranks_are_refused(tmp_path: Path, monkey
     ]
     visible(monkeypatch, make_gpu(device_name="NVIDIA H200", sm_count=1), make_gpu())
     another = f"device_name is NVIDIA H200, not {H100['device_name']}; sm_count is 1, not {H100['sm_count']}"
+    weights = checkpoints.write(tmp_path / "weights/model.safetensors", {"a": ("F32", [2])}).parent
     with pytest.raises(UsageError) as caught:
-        native.native(recipe(tmp_path, keep=["ptx"]))
+        native.native(recipe(tmp_path, keep=["ptx"], checkpoint=str(weights)))
     assert [*caught.value.problems] == [
         f"h100-sxm5-80gb is wanted, and the first GPU is another: {another}",
         "what kernels were made from is noted for a pretended GPU only: leave `keep` and `selfcheck` away",
+        "there the weights are random, and no header is looked at: leave `checkpoint` away",
     ]
 
 

@@ -58,6 +58,7 @@ def compile_model(
     serve_args: Sequence[str] = (),
     engine: str | None = None,
     config: StrPath | None = None,
+    checkpoint: StrPath | None = None,
     revision: str | None = None,
     served_as: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
@@ -82,6 +83,8 @@ def compile_model(
         serve_args: what follows the model on the engine's command line.
         engine: ``"vllm==0.33.0"``; by default what is installed.
         config: directory with config.json and tokenizer files; by default `model` if it is one, else the Hub's.
+        checkpoint: directory with the weights, or ``"ORG/NAME@COMMIT"`` on the Hub: names, shapes and dtypes in
+            their headers must fit the model. By default none is looked at.
         revision: the model's commit on the Hub.
         served_as: other strings that the model is served under; each is a key of its own.
         environment: variables that the serving host sets for the engine.
@@ -101,7 +104,8 @@ def compile_model(
     Raises:
         model_cache.errors.UsageError: for wrong arguments, with all problems at once, or when no interpreter has the
             engine. Nothing was compiled then.
-        model_cache.errors.CompileError: if the engine fails, or what it left may not be shipped.
+        model_cache.errors.CompileError: if the engine fails, the checkpoint does not fit the model, or what is
+            left may not be shipped.
         model_cache.errors.NotFoundError: if no engine has left anything where it is to be captured.
         model_cache.errors.ModelCacheError: if the cache root cannot be written to, or takes signed wheels only.
     """
@@ -125,6 +129,7 @@ def compile_model(
         targets=[targets] if isinstance(targets, str) else targets,
         engine=engine,
         config=None if config is None else os.fspath(config),
+        checkpoint=None if checkpoint is None else os.fspath(checkpoint),
         revision=revision,
         served_as=served_as,
         environment=environment or {},

@@ -71,6 +71,7 @@ _KINDS = {
     "serve_args": _words,
     "engine": _text,
     "config": _path,
+    "checkpoint": _path,
     "revision": _text,
     "served_as": _words,
     "environment": _texts,

@@ -279,6 +279,18 @@ def test_the_loader_reads_nothing(asked: Asked) -> None:
     }
 
 
+def test_tiny_tensors_have_their_values_and_what_is_made_of_others_has_none(asked: Asked) -> None:
+    assert asked["small_values_are_carried"] == {
+        "made": 1.0,
+        "filled": -4.0,
+        "largest": 2.0,
+        "smaller": True,
+        "on the host": 2.75,
+        "of a large one": 1.0,
+        "all written over": 8.0,
+    }
+
+
 def test_every_replaced_attribute_is_back(asked: Asked) -> None:
     answers = asked["restored"]
     assert answers["attributes"] > 150, "the check has lost sight of the patches"

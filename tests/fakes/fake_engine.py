@@ -187,6 +187,10 @@ class Fake:
         print("Traceback: a long story", flush=True)
         self.end({"error": "ValueError: the model's\n   head size is odd."})
 
+    def misfit(self) -> None:
+        problems = ["a.weight is BF16 [64, 32]", "nothing fills b.weight"]
+        self.end({"error": "the checkpoint does not fit the model", "problems": problems})
+
     def quit(self) -> None:
         print("no result", flush=True)
         sys.exit(3)

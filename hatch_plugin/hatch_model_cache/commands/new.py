@@ -71,6 +71,9 @@ def add_recipe_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--config", metavar="DIR", help="directory with config.json (default: MODEL if it is one, else the Hub's)"
     )
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="directory with the weights, or ORG/NAME@COMMIT: their headers must fit"
+    )
     parser.add_argument("--revision", metavar="COMMIT", help="the model's commit on the Hub")
     parser.add_argument(
         "--served-as", action="append", metavar="NAME", help="another model string that it is served under"
@@ -171,6 +174,7 @@ def asked_request(arguments: argparse.Namespace, problems: list[str]) -> Request
         targets=arguments.targets or (),
         engine=arguments.engine,
         config=arguments.config,
+        checkpoint=arguments.checkpoint,
         revision=arguments.revision,
         served_as=arguments.served_as or (),
         environment=_pairs("--env", "VALUE", arguments.env, problems),

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from hatch_model_cache import targets
 
 from .pretend.device import Log
+from .pretend.header_loader import Checkpoint
 from .pretend.patches import Patches
 
 
@@ -22,6 +23,7 @@ class Surroundings(Protocol):
         log: what was asked and made up.
         count: how many devices the engine sees.
         layout: which of them each rank uses (`engines.layout`).
+        checkpoint: from whose headers the model's weights are loaded; None: nothing is loaded.
         mode: what the engine runs in.
     """
 
@@ -29,6 +31,7 @@ class Surroundings(Protocol):
     patches: Patches
     count: int
     layout: str
+    checkpoint: Checkpoint | None
 
     @property
     def log(self) -> Log: ...

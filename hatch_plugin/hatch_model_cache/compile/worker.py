@@ -19,6 +19,7 @@ from typing import Any
 
 from . import engines
 from .engines import layout
+from .pretend.header_loader import Checkpoint, CheckpointError
 from .selfcheck import recording
 from .surroundings import Surroundings, surround
 
@@ -61,6 +62,9 @@ def main(job_path: Path, descriptor: int) -> int:
     except ModuleNotFoundError as error:
         traceback.print_exc()
         result = {"error": f"{sys.executable} has no working {job['engine']}: {error}"}
+    except CheckpointError as error:
+        traceback.print_exc()
+        result = {"error": str(error), "problems": error.problems}
     except WrongEngineError as error:
         traceback.print_exc()
         result = {"error": str(error), "unknown": isinstance(error, UnknownVersionError)}
@@ -86,8 +90,8 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
             ``version`` (None: any known one), ``target`` (its record), ``serve_arguments`` (what the adapter's
             ``parse`` takes: what follows ``vllm serve``, the model first), for the first two ``served_as``, ``rank``
             and ``layout`` (which GPU each rank uses; else it is as this process's environment has it), and for a
-            compile ``evidence`` (None, or a directory for what kernels were made from) and ``native`` (whether a GPU
-            is the one that is here).
+            compile ``evidence`` (None, or a directory for what kernels were made from), ``native`` (whether a GPU is
+            the one that is here) and ``checkpoint`` (None, or the fields of `pretend.header_loader.Checkpoint`).
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
@@ -113,6 +117,7 @@ def perform(job: Mapping[str, Any], surroundings: Surroundings, progress: Progre
     arguments = adapter.parse(job["serve_arguments"])
     surroundings.count = adapter.ranks(arguments)
     surroundings.layout = job.get("layout") or layout.of_environment()
+    surroundings.checkpoint = Checkpoint.of(job.get("checkpoint"))
     config = adapter.create_config(arguments)
     gc.freeze()  # what was imported is no garbage, and looking through it takes seconds
     if job["task"] == "compile":

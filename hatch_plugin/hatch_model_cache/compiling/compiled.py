@@ -17,6 +17,7 @@ from hatch_model_cache import cubin
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import vllm_rank
 from hatch_model_cache.packing import artifacts
+from hatch_model_cache.recipe.checkpoint import Headers
 from hatch_model_cache.recipe.recipe import Recipe, config_sha256
 from hatch_model_cache.recipe.source import source_of
 from hatch_model_cache.targets import AnyTarget, CpuTarget, Target
@@ -48,7 +49,14 @@ class RankResult:
         return found
 
 
-def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Path, mode: str = "cross") -> None:
+def collect(
+    recipe: Recipe,
+    model: Path,
+    results: Sequence[RankResult],
+    out: Path,
+    mode: str = "cross",
+    headers: Headers | None = None,
+) -> None:
     """Check what the processes left and write it as an artifact directory.
 
     Args:
@@ -57,6 +65,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
         results: one per target and rank.
         out: an empty directory.
         mode: how it was built, as the manifest says it, for GPUs.
+        headers: of the checkpoint that was loaded, if there was one.
 
     Raises:
         CompileError: naming everything that is missing or wrong.
@@ -103,6 +112,7 @@ def collect(recipe: Recipe, model: Path, results: Sequence[RankResult], out: Pat
             "tool": f"hatch-model-cache {model_cache.__version__}",
             "recipe_digest": recipe.digest(),
             "source": dataclasses.asdict(source_of(recipe)),
+            "checkpoint": headers and headers.record(),
             "warnings": [*recipe.warnings(), *recipe.doubts()],
             "stand_ins": _stand_ins(results),
         },

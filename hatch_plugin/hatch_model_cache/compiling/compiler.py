@@ -23,6 +23,7 @@ from hatch_model_cache.compiling.overlap import Bounds
 from hatch_model_cache.compiling.progress import Progress, Silent
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.packing.pack import pack
+from hatch_model_cache.recipe.checkpoint import Headers
 from hatch_model_cache.recipe.recipe import Recipe, config_files
 from hatch_model_cache.selfcheck import checker, subject
 from model_cache.errors import CompileError, DamagedError, UsageError
@@ -86,7 +87,9 @@ def compile_recipe(
 
     Raises:
         UsageError: if `out` is in use or cannot be made, or no interpreter with the engine is known.
-        CompileError: if the engine fails, or what it left is not complete and right.
+        ModelCacheError: as `recipe.checkpoint.read`, if there is a checkpoint.
+        CompileError: if the engine fails, the checkpoint does not fit the model, or what is left is not complete and
+            right.
     """
     out = check_out(out)
     check_machine(recipe)
@@ -94,10 +97,13 @@ def compile_recipe(
     with _staging(out) as staging, _scratch(recipe.digest()) as scratch:
         model = scratch / "model"
         _copy_config(recipe, model)
+        headers = recipe.headers()
+        if headers is not None:
+            headers.write(model)
         results: list[tuple[_Job, dict[str, Any]]] = []
         for target in recipe.targets:
             first = _Job(target, 0)
-            run_one = functools.partial(_run, python, recipe, way, bounds, scratch, progress or Silent())
+            run_one = functools.partial(_run, python, recipe, way, bounds, scratch, headers, progress or Silent())
             result = run_one(first)
             results.append((first, result))
             others = [_Job(target, rank) for rank in range(1, result["ranks"])]
@@ -111,7 +117,7 @@ def compile_recipe(
                 results.extend((job, future.result()) for job, future in zip(others, run, strict=True))
         collected = [compiled.RankResult(job.target, job.rank, scratch / job.directory, r) for job, r in results]
         try:
-            compiled.collect(recipe, model, collected, staging, way.mode)
+            compiled.collect(recipe, model, collected, staging, way.mode, headers)
             # what cannot be packed (a secret, a path of this machine) is better known now than in the build
             pack(artifacts.read(staging), recipe, name=recipe.distribution_name, version="0")
         except (CompileError, DamagedError) as error:
@@ -196,7 +202,7 @@ def check_machine(recipe: Recipe) -> None:
 
 
 def _copy_config(recipe: Recipe, destination: Path) -> None:
-    """The configuration under a neutral path. Weights that lie beside it are not copied: nothing may read them."""
+    """The configuration under a neutral path. Weights that lie beside it are not copied."""
     source = recipe.config_dir
     if source is None and recipe.factory is not None:  # it is in the engine's environment
         destination.mkdir()
@@ -258,7 +264,14 @@ def processes(jobs: int) -> int:
 
 
 def _run(
-    python: str, recipe: Recipe, way: Way, bounds: Bounds | None, scratch: Path, progress: Progress, job: _Job
+    python: str,
+    recipe: Recipe,
+    way: Way,
+    bounds: Bounds | None,
+    scratch: Path,
+    headers: Headers | None,
+    progress: Progress,
+    job: _Job,
 ) -> dict[str, Any]:
     """One compile process, to its end."""
     directory = scratch / job.directory
@@ -276,6 +289,7 @@ def _run(
         "rank": job.rank,
         "serve_arguments": [str(scratch / "model"), *recipe.engine_arguments],
         "served_as": list(recipe.served_as),
+        "checkpoint": headers and {"directory": str(scratch / "model"), "values": list(headers.named)},
         "evidence": str(directory / artifacts.EVIDENCE) if recipe.keeps_evidence else None,
     }
     cache = engines.adapter(recipe.engine_name).environment(directory / "cache")

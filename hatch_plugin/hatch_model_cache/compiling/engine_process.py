@@ -150,7 +150,9 @@ def _result(directory: Path, status: int, label: str, needed: Iterable[str]) -> 
         result = None
     if isinstance(result, dict) and "error" in result:
         kind = UnknownEngineError if result.get("unknown") else CompileError
-        raise kind(f"{label}: {_short(str(result['error']))}. The engine's log: {keep_log(directory, label)}")
+        problems = [_short(str(problem)) for problem in result.get("problems", ())]
+        said = f"{label}: {_short(str(result['error']))}"
+        raise kind(f"{said}. The engine's log: {keep_log(directory, label)}", problems)
     if not isinstance(result, dict) or not result.keys() >= set(needed):
         log = keep_log(directory, label)
         raise CompileError(f"{label}: the engine left a result that cannot be read. Its log: {log}")

@@ -46,6 +46,8 @@ def _problems(recipe: Recipe, wanted: list[Target]) -> Iterator[str]:
         yield "several ranks would need several GPUs at once: set the parallel sizes in the arguments to 1"
     if recipe.keeps_evidence:
         yield "what kernels were made from is noted for a pretended GPU only: leave `keep` and `selfcheck` away"
+    if recipe.checkpoint is not None:
+        yield "there the weights are random, and no header is looked at: leave `checkpoint` away"
 
 
 def _finished(result: dict[str, Any], _: str, __: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import layout
 from hatch_model_cache.packing.leaks import secret_kind, secret_name
 from hatch_model_cache.packing.wheel_size import size_problem
-from hatch_model_cache.recipe import config_checks, naming, object_store, program_checks
+from hatch_model_cache.recipe import checkpoint, config_checks, naming, object_store, program_checks
 from hatch_model_cache.recipe.recipe import options
 from hatch_model_cache.recipe.toml_words import as_text, given
 from model_cache.wheel.names import printable
@@ -63,6 +63,7 @@ class _Checker:
             "model": model,
             "revision": self.string("revision"),
             "config": self.string("config"),
+            "checkpoint": self.string("checkpoint", check=lambda text: checkpoint.problem(text, self.project)),
             "served_as": self.strings("served-as") or ((model,) if model else ()),
             "targets": self.strings("targets", required=True),
             "serve_args": self.strings("serve-args", may_be_empty=True),

@@ -11,7 +11,7 @@ from hatch_model_cache.compile import engines
 ENGINE = "torch"
 
 _OURS = ("factory", "mode")
-_OTHERS = ("drafts", "revision", "serve-args", "served-as")
+_OTHERS = ("checkpoint", "drafts", "revision", "serve-args", "served-as")
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_model_cache.compile.engines.layout import PER_RANK
+from hatch_model_cache.recipe import checkpoint as checkpoints
 from hatch_model_cache.recipe import naming
 from model_cache.errors import UsageError
 
@@ -53,6 +54,13 @@ class Recipe:
         "Directory with `config.json` (and tokenizer files), relative to the project or absolute; "
         "without it the files are fetched from the Hub (extra `hub`). Engine `torch`: directory with the factory's "
         "module and the files that it reads",
+        default=None,
+    )
+    checkpoint: str | None = _option(
+        "string",
+        "Where the weights are, of which the headers are read: a directory with `*.safetensors`, relative to the "
+        'project or absolute, or `"ORG/NAME@COMMIT"` on the Hub (extra `hub`). Names, shapes and dtypes must fit the '
+        "model; without it they are taken for granted",
         default=None,
     )
     served_as: tuple[str, ...] = _option(
@@ -135,6 +143,10 @@ class Recipe:
         """Absolute path of the directory with config.json; None when it is to be fetched."""
         return None if self.config is None else self._resolved(self.config)
 
+    def headers(self) -> checkpoints.Headers | None:
+        """The headers of its `checkpoint`, read now; None without one. Raises as `checkpoint.read`."""
+        return None if self.checkpoint is None else checkpoints.read(self.checkpoint, self.project_dir)
+
     @property
     def draft_dirs(self) -> dict[str, Path]:
         """Absolute path of the directory of every speculative model."""
@@ -179,16 +191,20 @@ class Recipe:
     def digest(self) -> str:
         """SHA-256 (hex) of what decides the artifacts: the options and every file of the config directories.
 
-        `python` and the spellings of `config` and `drafts` stay out: they say where something is on this machine, and
-        the same recipe must have the same digest in a checkout, in an unpacked sdist and in CI. So does the size that
-        a wheel may have. Weights are never opened.
+        `python` and the spellings of `config`, `drafts` and a directory in `checkpoint` stay out: they say where
+        something is on this machine, and the same recipe must have the same digest in a checkout, in an unpacked sdist
+        and in CI. So does the size that a wheel may have. Of weights the headers count, if there is a `checkpoint`.
+
+        Raises as `checkpoint.read` if there is one.
         """
-        outside = ("python", "config", "drafts", "max-wheel-size")
+        outside = ("python", "config", "checkpoint", "drafts", "max-wheel-size")
         described = {key: value for key, value in self.as_dict().items() if key not in outside}
         files = None if self.config_dir is None else _digests(self.config_dir)
-        document = {"options": described, "config": files}
+        document: dict[str, Any] = {"options": described, "config": files}
         if self.drafts:
             document["drafts"] = {name: _digests(directory) for name, directory in self.draft_dirs.items()}
+        if self.checkpoint is not None:
+            document["checkpoint"] = checkpoints.identity(self.checkpoint, self.project_dir)
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

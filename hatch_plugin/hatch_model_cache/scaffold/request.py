@@ -24,6 +24,7 @@ class Request:
         targets: names of targets.
         engine: ``vllm==0.33.0``.
         config: directory with config.json; by default that of the model, if it is one here, else the Hub's.
+        checkpoint: directory with the weights, or ``ORG/NAME@COMMIT``, of which the headers are read.
         revision: the model's commit; by default what the command says.
         served_as: other model strings that it is served under.
         environment: what the serving host sets, besides what stands in the command.
@@ -34,6 +35,7 @@ class Request:
     targets: Sequence[str] = ()
     engine: str | None = None
     config: str | None = None
+    checkpoint: str | None = None
     revision: str | None = None
     served_as: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +113,7 @@ def _table(request: Request, line: ServeLine | None) -> dict[str, Any]:
         "model": model,
         "revision": request.revision or _revision(line.arguments if line else ()),
         "config": request.config or (str(local) if local else None),
+        "checkpoint": request.checkpoint,
         "served-as": list(served) or None,
         "targets": list(dict.fromkeys(request.targets)) or None,
         "serve-args": list(line.arguments) if line else [],

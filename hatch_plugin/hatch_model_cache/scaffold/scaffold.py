@@ -142,6 +142,8 @@ def checked(
     table = {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
     if isinstance(table.get("config"), str):
         table["config"] = str((where / table["config"]).absolute())
+    if isinstance(table.get("checkpoint"), str) and (where / table["checkpoint"]).is_dir():
+        table["checkpoint"] = str((where / table["checkpoint"]).absolute())
     if isinstance(table.get("drafts"), Mapping):
         table["drafts"] = {
             name: str((where / path).absolute()) if isinstance(path, str) else path

@@ -78,6 +78,9 @@ def _build(manifest: Manifest) -> Iterator[str]:
     if build.source.commit:
         dirty = " with uncommitted changes" if build.source.dirty else ""
         yield f"  source     commit {build.source.commit}{dirty}"
+    if headers := build.checkpoint:
+        read = f"{counted(headers.tensors, 'tensor')} in {counted(headers.files, 'file')}, {headers.digest[:16]}"
+        yield f"  checkpoint headers of {read}"
     for warning in build.warnings:
         yield f"    warning: {warning}"
     for stand_in in build.stand_ins:

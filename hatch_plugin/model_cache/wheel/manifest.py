@@ -92,13 +92,24 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """Headers of the weights, which the model was loaded from. values: tensors so small that their values were read."""
+
+    digest: str
+    files: int
+    tensors: int
+    values: int
+
+
+@dataclass(frozen=True)
 class Build:
-    """How it was built; no time, no host, no path."""
+    """How it was built; no time, no host, no path. checkpoint: None where nothing was looked at."""
 
     mode: str
     tool: str
     recipe_digest: str
     source: Source
+    checkpoint: Checkpoint | None
     warnings: tuple[str, ...] = ()
     stand_ins: tuple[StandIn, ...] = ()
 
@@ -298,6 +309,7 @@ def _build(f: Fields) -> Build:
         tool=f.text("tool", SOME),
         recipe_digest=f.text("recipe_digest", SHA256),
         source=f.one("source", _source),
+        checkpoint=f.optional_one("checkpoint", _checkpoint),
         warnings=f.texts("warnings", unique=False),
         stand_ins=f.objects("stand_ins", _stand_in),
     )
@@ -305,6 +317,10 @@ def _build(f: Fields) -> Build:
 
 def _source(f: Fields) -> Source:
     return Source(f.optional_text("commit", _COMMIT), f.boolean("dirty"))
+
+
+def _checkpoint(f: Fields) -> Checkpoint:
+    return Checkpoint(f.text("digest", SHA256), f.integer("files", 1), f.integer("tensors"), f.integer("values"))
 
 
 def _stand_in(f: Fields) -> StandIn:

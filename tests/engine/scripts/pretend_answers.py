@@ -27,7 +27,7 @@ CUBINS = Path(__file__).resolve().parents[2] / "data" / "cubins"
 MISSING = object()
 
 from hatch_model_cache import cubin, targets  # noqa: E402
-from hatch_model_cache.compile.pretend import Pretence, model_loading, patches  # noqa: E402
+from hatch_model_cache.compile.pretend import Pretence, model_loading, patches, small_values  # noqa: E402
 
 results: dict[str, Any] = {}
 
@@ -533,6 +533,32 @@ def model_loader() -> dict[str, Any]:
         "pin_memory": [m.__name__ for m in list(sys.modules.values()) if vars(m).get("PIN_MEMORY") is True],
         "inspection": registry._run_in_subprocess(os.getpid) == os.getpid(),
     }
+
+
+@check
+def small_values_are_carried() -> dict[str, Any]:
+    """What a loader does with scales; "read" of an unknown value is a stand-in's 1.0."""
+    fake = pretence.mode.fake
+    small_values.install(pretence.patches, fake)
+    with pretence.mode, torch.no_grad():
+        made = torch.zeros(3, device="cuda")
+        scales = torch.nn.Parameter(torch.empty(3, device="cuda"), requires_grad=False)
+        scales[:] = -4.0
+        filled = scales.min().item()
+        for place, value in enumerate((0.5, 0.25, 2.0)):
+            scales.data[place].copy_(torch.tensor(value))
+        found = {
+            "made": made.max().item(),
+            "filled": filled,
+            "largest": scales.max().item(),
+            "smaller": bool(scales[1] < scales[0]),
+            "on the host": scales.cpu().double().sum().item(),
+        }
+        scales.data[0].copy_(torch.ones(100, 100, device="cuda").amax())
+        found["of a large one"] = scales.max().item()
+        scales.fill_(8.0)
+        found["all written over"] = scales[2].item()
+    return found
 
 
 pretence.close()

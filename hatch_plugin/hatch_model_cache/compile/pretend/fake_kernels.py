@@ -93,6 +93,13 @@ WITHOUT_FAKE_KERNEL: dict[str, FakeKernel] = {
         why="vLLM warns of an NVFP4 checkpoint whose experts' two halves have different scales; nothing else follows",
         source="vllm 0.33.0, compressed_tensors_moe_w4a4_nvfp4.py, process_weights_after_loading",
     ),
+    "aten::equal": FakeKernel(
+        lambda *_, **__: False,
+        returns="no",
+        why="vLLM shares the memory of embeddings and head if a checkpoint has both and they are equal; the head is in "
+        "no compiled graph",
+        source="vllm 0.33.0, model_loader/weight_tying.py, maybe_retie_word_embeddings",
+    ),
     "deep_gemm::transform_sf_into_required_layout": FakeKernel(
         _required_layout,
         returns="the scales as they are, row-major and padded, or packed four to an int32",

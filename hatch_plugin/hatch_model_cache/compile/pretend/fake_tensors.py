@@ -22,7 +22,7 @@ def install(patches: Patches, device: Device) -> Any:
     """Prepare FakeTensorMode for a device that does not exist.
 
     Returns:
-        a ``TorchDispatchMode``; inside it, whatever touches a cuda device is fake.
+        a ``TorchDispatchMode``; inside it, whatever touches a cuda device is fake, of its ``FakeTensorMode`` `fake`.
     """
     import torch
     import torch._subclasses.fake_tensor as fake_tensor
@@ -48,6 +48,8 @@ def install(patches: Patches, device: Device) -> Any:
 
     class CudaIsFake(TorchDispatchMode):  # type: ignore[misc]
         """Runs an operator in `mode` when a cuda device or a FakeTensor takes part, else for real."""
+
+        fake = mode
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})

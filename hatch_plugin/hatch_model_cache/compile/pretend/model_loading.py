@@ -7,7 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from . import header_loader
 from .device import Device
+from .header_loader import Checkpoint
 from .patches import Patches
 
 CHECKED = "vllm 0.31.0 to 0.33.0"
@@ -23,8 +25,15 @@ def install_inspection(patches: Patches) -> None:
     patches.set(registry, "_run_in_subprocess", in_process, why="a subprocess sees no GPU", checked=CHECKED)
 
 
-def install_loader(patches: Patches, mode: AbstractContextManager[Any], *, checked: str) -> None:
-    """Replace the loader by one that reads nothing and makes the model inside `mode`."""
+def install_loader(
+    patches: Patches, mode: AbstractContextManager[Any], fake: Any, checkpoint: Checkpoint | None, *, checked: str
+) -> None:
+    """Replace the loader by one that reads no weights and makes the model inside `mode`.
+
+    Args:
+        fake: the ``FakeTensorMode`` that tensors of a checkpoint are made in.
+        checkpoint: whose headers its model is loaded from; None, and for other models: nothing is loaded.
+    """
     import vllm.model_executor.model_loader as loading
     import vllm.model_executor.model_loader.dummy_loader as dummy
 
@@ -43,11 +52,14 @@ def install_loader(patches: Patches, mode: AbstractContextManager[Any], *, check
             with mode:
                 return super().load_model(*args, **kwargs)
 
-    patches.set_everywhere(loading, "get_model_loader", ShapesOnlyLoader, why="no weights are read", checked=checked)
+    chosen: type = ShapesOnlyLoader
+    if checkpoint is not None:
+        chosen = header_loader.install(patches, mode, fake, checkpoint, ShapesOnlyLoader)
+    patches.set_everywhere(loading, "get_model_loader", chosen, why="no weights are read", checked=checked)
 
 
-def install(patches: Patches, device: Device) -> None:
-    """Replace the loader by one that reads nothing, and pinned-memory views by fake tensors.
+def install(patches: Patches, device: Device, fake: Any, checkpoint: Checkpoint | None) -> None:
+    """Replace the loader by one that reads no weights (see `install_loader`), and pinned-memory views by fake tensors.
 
     Must come after the engine's configuration is created (it imports the worker) and before the worker is made.
     """
@@ -69,7 +81,7 @@ def install(patches: Patches, device: Device) -> None:
         why="maps host memory into the device",
         checked=CHECKED,
     )
-    install_loader(patches, contextlib.nullcontext(), checked=CHECKED)
+    install_loader(patches, contextlib.nullcontext(), fake, checkpoint, checked=CHECKED)
     patches.set(
         vllm.platforms.cuda.CudaPlatformBase,
         "set_device",
