@@ -49,6 +49,12 @@ def test_a_hit_has_no_reasons() -> None:
         ({"compilation__mode": "1"}, ("--compilation-config.mode", "1"), {}, "leave out --compilation-config.mode"),
         # other hosts
         ({"inductor__system__device__name": "NVIDIA H200"}, (), {}, "build a wheel for this GPU"),
+        (
+            {"model__word_embeddings_untied_by_checkpoint": "true"},
+            (),
+            {},
+            "build a wheel with the option `checkpoint`, of these weights",
+        ),
         ({"torch__key": "0" * 64}, (), {}, "install vllm 0.33.0 with torch 2.14.0+cu130"),
     ],
 )  # fmt: skip

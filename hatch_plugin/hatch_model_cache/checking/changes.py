@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from model_cache.wheel.manifest import Manifest
 
 GPU = "build a wheel for this GPU"
+CHECKPOINT = "build a wheel with the option `checkpoint`, of these weights"
 AND = " and "
 Difference = tuple[str, str | None, str | None]
 """A factor, the wheel's value and the host's; None: it has none."""
@@ -100,6 +101,8 @@ def _outside(factor: str, manifest: Manifest, host: CommandLine) -> str | None:
         return f"serve it as {' or '.join(manifest.model.served_as)}"
     if factor == "inductor.system.device.name":
         return GPU
+    if factor == "model.word_embeddings_untied_by_checkpoint":  # of vllm 0.33.0: only the headers tell
+        return CHECKPOINT
     if part in ("torch", "code", "functorch", "vllm", "inductor"):
         variable = _variable(factor.rpartition(".")[2].upper(), manifest, host) if part == "inductor" else None
         if variable:
