@@ -95,13 +95,13 @@ def of_ptx(changed: Program, plain: Program, launches: Sequence[Launch], indices
         return NEVER
     if _alike(plain, launches, shared, number, np.invert):
         return SPARE
+    same = all(np.array_equal(a, b) for a, b in zip(*seen, strict=True))
+    if same and not _from_others(plain, plain.instructions[number]):
+        return SAME
     if plain.instructions[number].opcode == "setp" and _alike(plain, launches, shared, number, np.ones_like):
         with _Watched(plain.instructions[number], _replacing(np.ones_like)):
             if gates.check_indices(plain, indices, shared) is None:
                 return ASSERTED
-    same = all(np.array_equal(a, b) for a, b in zip(*seen, strict=True))
-    if same and not _from_others(plain, plain.instructions[number]):
-        return SAME
     return ROUNDED if 0 < _apart(changed, plain, launches, shared) <= comparison.FLOAT32_STEPS else UNKNOWN
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import UnsupportedError
 from .conversions import conversion
-from .numbers import Array, flushed, fma
+from .numbers import Array, bf16_to_f32, f32_to_bf16, flushed, fma
 
 DTYPES: dict[str, Any] = {
     **{f"{letter}8": np.int8 if letter == "s" else np.uint8 for letter in "sub"},
@@ -31,6 +31,7 @@ DTYPES: dict[str, Any] = {
 _SIGNED = ("s16", "s32", "s64")
 _INTEGERS = (*_SIGNED, "u16", "u32", "u64")
 _BITS = ("b16", "b32", "b64")
+_BFLOATS = {"bf16": "b16", "bf16x2": "b32"}
 _WIDE = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
 
 
@@ -99,11 +100,24 @@ def _minimum(choose: Callable[[Array, Array], Array], keep_nan: Callable[[Array,
     floats = _elementwise(choose, 2, ("f32", "f64"), ("ftz",))
 
     def build(kind: str, modifiers: Sequence[str]) -> Form | None:
+        if kind in _BFLOATS and list(modifiers) in ([], ["NaN"]):
+            bits = _BFLOATS[kind]
+            return Form((bits, bits), bits, _on_bfloats(keep_nan if modifiers else choose))
         if "NaN" in modifiers:
             return _elementwise(keep_nan, 2, ("f32",), ("NaN", "ftz"))(kind, modifiers)
         return floats(kind, modifiers) or _elementwise(keep_nan, 2, _INTEGERS)(kind, modifiers)
 
     return build
+
+
+def _on_bfloats(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+    """A function of float32 that gives one of its arguments, on bfloat16: one or two in each element."""
+
+    def compute(*values: Array) -> Array:
+        wide = [bf16_to_f32(np.ascontiguousarray(value).view(np.uint16)) for value in values]
+        return f32_to_bf16(function(*wide)).view(values[0].dtype)
+
+    return compute
 
 
 def _multiply(kind: str, modifiers: Sequence[str]) -> Form | None:
