@@ -7,10 +7,14 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import checkpoints
 import shown
@@ -128,6 +132,19 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, 
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(DamagedError, match=expected):
         checkpoint.read(str(tmp_path), None)
+
+
+GOOD = json.dumps(HEADER).encode()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, len(GOOD) - 1), st.binary(max_size=6), st.integers(0, 6))
+def test_a_mutated_header_is_read_or_refused(at: int, put: bytes, drop: int) -> None:
+    text = GOOD[:at] + put + GOOD[at + drop :]
+    data = struct.pack("<Q", len(text)) + text + bytes(SIZE)
+    with suppress(DamagedError):
+        found = safetensors_header.read(BytesIO(data), len(data), "mutated")
+        assert all(8 + len(text) <= tensor.begin <= tensor.end <= len(data) for tensor in found.tensors)
 
 
 def test_a_header_is_read_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
