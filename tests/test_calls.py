@@ -16,13 +16,14 @@ import pytest
 
 from model_cache.engine import program
 from model_cache.errors import DamagedError
-from model_cache.wheel.calls import Calls, Dimension, Owner, Tensor, parse
+from model_cache.wheel.calls import Calls, Dimension, Limit, Owner, Tensor, parse
 
 CALLS = Calls(
     tensors=(Tensor("out.weight", "torch.float32", "cpu", ("8", "8"), ()),),
     tied={},
     leaves=(Tensor("input 0", "torch.float32", "cuda:0", ("s0", "8"), ("1", "4")),),
     dimensions=(Dimension("s0", 2, 64),),
+    limits=(Limit(("s0", "s0"), 1024),),
     inputs={"tuple": [0]},
     outputs={"tuple": [{"dict": {"scores": 0, "more": {"list": [1]}}}]},
     owners=(
@@ -61,6 +62,7 @@ def broken(change: Callable[[dict[str, Any]], object]) -> str:
         (lambda d: d.update(inputs={"tuple": [True]}), "inputs: do not hold each of 1 leaves once"),
         (lambda d: d.update(outputs={"tuple": [2**80]}), "outputs: do not hold each result once"),
         (lambda d: d.update(dimensions=[]), "input 0: there is no dimension s0"),
+        (lambda d: d["limits"][0].update(names=["s1"]), "limits: no input has s1"),
         (lambda d: d["leaves"][0].update(stride=["1"]), "input 0: has 2 sizes and 1 strides"),
         (lambda d: d["leaves"][0].update(device="mps"), "leaves[0].device has a wrong form: 'mps'"),
         (lambda d: d["leaves"][0].update(dtype="os.system"), "leaves[0].dtype has a wrong form: 'os.system'"),

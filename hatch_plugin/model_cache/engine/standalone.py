@@ -10,6 +10,7 @@ Imports torch in functions: a program that gets here uses it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ class Bound:
         self._module = module
         self._function = function
         self._ranges = {one.name: (one.least, one.most) for one in calls.dimensions}
+        self._places_of = {
+            size: f"dimension {n} of {one.name}" for one in calls.leaves for n, size in enumerate(one.shape)
+        }
         self._fix()
 
     def __call__(self, *inputs: Any) -> Any:
@@ -73,11 +77,20 @@ class Bound:
             sizes: dict[str, int] = {}
             for expected, found in zip(self._calls.leaves, leaves, strict=True):
                 problems += _differences(expected, found, sizes, self._ranges)
+            if not problems:
+                problems += self._too_large(sizes)
             if self._has_changed():
                 problems += differences(self._calls, self._module)
                 if not problems:
                     self._fix()
         return leaves, problems
+
+    def _too_large(self, sizes: dict[str, int]) -> Iterator[str]:
+        for limit in self._calls.limits:
+            product = math.prod(sizes[name] for name in limit.names)
+            if product > limit.most:
+                where = " times ".join(self._places_of[name] for name in limit.names)
+                yield f"{where} is {product}, compiled was up to {limit.most}"
 
     def _surroundings(self) -> Iterator[str]:
         """What is on for this thread and was not for the trace."""

@@ -59,6 +59,14 @@ class Dimension:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """The sizes of these dimensions, multiplied (one may come more than once), are at most `most`."""
+
+    names: tuple[str, ...]
+    most: int
+
+
+@dataclass(frozen=True)
 class Owner:
     """An object that the traced code has read: a module, or what an attribute of one leads to.
 
@@ -87,6 +95,7 @@ class Calls:
     tied: Mapping[str, str]
     leaves: tuple[Tensor, ...]
     dimensions: tuple[Dimension, ...]
+    limits: tuple[Limit, ...]
     inputs: object
     outputs: object
     owners: tuple[Owner, ...]
@@ -111,6 +120,7 @@ def parse(data: bytes, what: str = FILE) -> Calls:
         tied=f.text_mapping("tied"),
         leaves=f.objects("leaves", _tensor, least=1),
         dimensions=f.objects("dimensions", _dimension),
+        limits=f.objects("limits", _limit),
         inputs=f.mapping("inputs"),
         outputs=f.mapping("outputs"),
         owners=f.objects("owners", _owner, least=1),
@@ -140,6 +150,10 @@ def _dimension(f: Fields) -> Dimension:
     return Dimension(f.text("name", _SIZE), f.integer("least"), f.integer("most"))
 
 
+def _limit(f: Fields) -> Limit:
+    return Limit(f.texts("names", _SIZE, least=1, unique=False), f.integer("most"))
+
+
 def _owner(f: Fields) -> Owner:
     objects = {name: n for name, n in f.scalar_mapping("objects").items() if isinstance(n, int)}
     return Owner(
@@ -160,6 +174,8 @@ def _inconsistencies(calls: Calls) -> list[str]:
             problems.append(f"{tensor.name}: there is no dimension {', '.join(sorted(unknown))}")
         if tensor.stride and len(tensor.stride) != len(tensor.shape):
             problems.append(f"{tensor.name}: has {len(tensor.shape)} sizes and {len(tensor.stride)} strides")
+    used = {size for tensor in calls.leaves for size in tensor.shape}
+    problems += [f"limits: no input has {name}" for limit in calls.limits for name in limit.names if name not in used]
     numbers = sorted(_numbers(calls.inputs))
     if numbers != list(range(len(calls.leaves))):
         problems.append(f"inputs: do not hold each of {len(calls.leaves)} leaves once")

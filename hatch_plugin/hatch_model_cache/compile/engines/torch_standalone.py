@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from model_cache.engine import program
-from model_cache.wheel.calls import Calls, Dimension, Owner, Tensor
+from model_cache.wheel.calls import Calls, Dimension, Limit, Owner, Tensor
 
 from ..pretend.patches import Patches
 from .torch_reads import Reads
@@ -62,6 +62,7 @@ def compiled(module: Any, inputs: tuple[Any, ...], patches: Patches) -> tuple[by
         tied=program.tied(module),
         leaves=tuple(tensors[-len(leaves) :]),
         dimensions=tuple(shapes.dimensions()),
+        limits=shapes.limits(),
         inputs=structure,
         outputs=traced.outputs,
         owners=tuple(Owner(one.path, program.name(type(one.it)), one.values, one.objects) for one in reads.seen),
@@ -77,7 +78,7 @@ def compiled(module: Any, inputs: tuple[Any, ...], patches: Patches) -> tuple[by
     constants = {name.removeprefix(_ROOT) for name in exported.constants} - program.tensors(module).keys()
     if constants:
         problems.append(f"it uses tensors that are no parameters or buffers: {', '.join(sorted(constants))}")
-    _refuse([*problems, *_written_to(artifact, tensors), *shapes.problems()])
+    _refuse([*problems, *_written_to(artifact, tensors), *shapes.problems])
     return bytes(artifact.serialize()), calls
 
 
@@ -159,6 +160,23 @@ def _written_to(artifact: Any, tensors: list[Tensor]) -> Iterator[str]:
         yield f"{tensors[index].name} is written to"
 
 
+def _limit(condition: Any) -> Limit | None:
+    """A sympy relation as a limit for a product of sizes, if it is one: ``4096*s0 <= 2147483647``."""
+    if getattr(condition, "rel_op", "") in (">=", ">"):
+        condition = condition.reversed
+    if getattr(condition, "rel_op", "") not in ("<=", "<") or not condition.rhs.is_Integer:
+        return None
+    most = int(condition.rhs) - (condition.rel_op == "<")
+    factor, product = condition.lhs.as_coeff_Mul()
+    powers = dict(product.as_powers_dict())
+    if not factor.is_Integer or factor <= 0:
+        return None
+    if not all(base.is_Symbol and power.is_Integer and power > 0 for base, power in powers.items()):
+        return None
+    names = [str(base) for base, power in powers.items() for _ in range(int(power))]
+    return Limit(tuple(sorted(names)), most // int(factor))
+
+
 class _Shapes:
     """Sizes and strides of a trace, in terms of the inputs' dimensions."""
 
@@ -189,21 +207,33 @@ class _Shapes:
             most = int(found.upper) if found.upper.is_Integer else _MOST
             yield Dimension(str(symbol), max(_LEAST, int(found.lower)), most)
 
-    def problems(self) -> Iterator[str]:
-        """What is said of dimensions by a guard of torch, and not by their ranges."""
+    def limits(self) -> tuple[Limit, ...]:
+        """What guards of torch say of dimensions, and not their ranges; anything else than a limit is a problem."""
         from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-        yield from self._problems
         ranges = {
             symbol: ValueRanges(max(_LEAST, found.lower), found.upper)
             for symbol, found in self._environment.var_to_range.items()
         }
+        most: dict[tuple[str, ...], int] = {}
         for guard in self._environment.guards:
             condition = self._environment.replace(guard.expr)
-            if not (condition.is_Boolean and condition == True):  # noqa: E712 - a sympy object
-                known = bound_sympy(condition, ranges)
-                if not (known.is_singleton() and bool(known.lower)):
-                    yield f"its dimensions must satisfy {condition}"
+            if condition == True:  # noqa: E712 - a sympy object
+                continue
+            known = bound_sympy(condition, ranges)
+            if known.is_singleton() and bool(known.lower):
+                continue
+            limit = _limit(condition)
+            if limit is None or not set(limit.names) <= set(map(str, self._symbols)):
+                self._problems.append(f"its dimensions must satisfy {condition}")
+            else:
+                most[limit.names] = min(limit.most, most.get(limit.names, limit.most))
+        return tuple(Limit(names, size) for names, size in sorted(most.items()))
+
+    @property
+    def problems(self) -> list[str]:
+        """What cannot be written down, once all tensors and limits were asked for."""
+        return self._problems
 
     def _expression(self, size: Any) -> Any:
         """A number, or what it is in terms of symbols."""
