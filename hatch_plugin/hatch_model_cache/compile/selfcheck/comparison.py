@@ -79,10 +79,11 @@ def close_to_exact(found: Any, eager: Any, exact: Any) -> str | None:
     """Why a tensor of the region is further from the exact one than eager execution is; None if it is not.
 
     Compares the error of every row (root of mean square) with the eager one's in that row, and the error of every
-    element, relative to its row, with the largest that eager execution has anywhere: in one element it may be lucky. A
-    few values are no measure (`FEW`, `OUTLIER`): then it is compared with what is usual in the whole tensor. Never asks
-    for more than half a step, which is what one rounding may cost, of float32 than half of `FLOAT32_STEPS`. Where the
-    exact one is rounded to the same type, each of the two may have cost that.
+    element, in proportion to itself or to its row, whichever is larger, with the largest that eager execution has
+    anywhere: in one element it may be lucky. A few values are no measure (`FEW`, `OUTLIER`): then it is compared with
+    what is usual in the whole tensor. Never asks for more than half a step, which is what one rounding may cost, of
+    float32 than half of `FLOAT32_STEPS`. Where the exact one is rounded to the same type, each of the two may have
+    cost that.
     """
     import torch
 
@@ -100,11 +101,10 @@ def close_to_exact(found: Any, eager: Any, exact: Any) -> str | None:
     if not bool(torch.isfinite(ours).all()):
         return "values that are not finite"
     roundings = 2 if exact.dtype == found.dtype else 1  # graphs in float32 still make float8 of what they quantize
+    tiny = torch.finfo(torch.float32).tiny
     step = torch.finfo(found.dtype).eps * (FLOAT32_STEPS if found.dtype.itemsize > 2 else roundings)
     ours_row, theirs_row, size_row = (t.pow(2).mean(1).sqrt() for t in (ours, theirs, size))
-    scale = size_row.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
-    relative = theirs / scale
-    usual = relative.pow(2).mean().sqrt()
+    usual = (theirs_row / size_row.clamp_min(tiny)).pow(2).mean().sqrt()
     if ours.shape[1] < FEW:  # such a row is no measure: eager execution may have been lucky in it
         theirs_row = torch.maximum(theirs_row, OUTLIER * usual * size_row)
     allowed_row = FACTOR * torch.maximum(theirs_row, step / 2 * size_row)
@@ -112,6 +112,8 @@ def close_to_exact(found: Any, eager: Any, exact: Any) -> str | None:
     if bool(ours_row[worst] > allowed_row[worst]):
         ratio = float(ours_row[worst] / (allowed_row[worst] / FACTOR))
         return f"row {int(worst)} is {ratio:.3g} times as far from float32 as eager execution"
-    most = torch.maximum(torch.maximum(relative.max(), OUTLIER * usual) * scale, step / 2 * size)
-    far = int((ours > FACTOR * most).sum())
+    scale = torch.maximum(size, size_row[:, None]).clamp_min(tiny)
+    relative = theirs / scale
+    most = max(float(relative.max()), OUTLIER * float(relative.pow(2).mean().sqrt()))
+    far = int((ours > FACTOR * torch.maximum(most * scale, step / 2 * size)).sum())
     return f"{far} of {found.numel()} elements are too far from float32" if far else None

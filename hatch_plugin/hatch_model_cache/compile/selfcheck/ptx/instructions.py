@@ -111,7 +111,8 @@ def _minimum(choose: Callable[[Array, Array], Array], keep_nan: Callable[[Array,
 
 
 def _on_bfloats(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """A function of float32 that gives one of its arguments, on bfloat16: one or two in each element."""
+    """A function of float32 on bfloat16, one or two in each element: float32 has more than twice the bits of a bfloat16
+    and two, so rounding its result is rounding the exact one."""
 
     def compute(*values: Array) -> Array:
         wide = [bf16_to_f32(np.ascontiguousarray(value).view(np.uint16)) for value in values]
@@ -121,6 +122,9 @@ def _on_bfloats(function: Callable[[Array, Array], Array]) -> Callable[[Array, A
 
 
 def _multiply(kind: str, modifiers: Sequence[str]) -> Form | None:
+    if kind in _BFLOATS and list(modifiers) in ([], ["rn"]):
+        bits = _BFLOATS[kind]
+        return Form((bits, bits), bits, _on_bfloats(np.multiply))
     if list(modifiers) == ["wide"] and kind in _WIDE:
         return Form((kind, kind), _WIDE[kind], _widened)
     if list(modifiers) == ["hi"] and kind in _INTEGERS:
