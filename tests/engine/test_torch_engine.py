@@ -18,7 +18,7 @@ import pytest
 import fake_driver
 import shown
 from engine import cpu_hosts
-from engine.torch_programs import ROOT, SCRIPTS, SECONDS, Program, keys_in, project
+from engine.torch_programs import ROOT, SCRIPTS, SECONDS, Program, keys_in, project, record_in
 from factories import make_gpu, make_host
 from gpu import build as gpu_bundle
 from hatch_model_cache import targets
@@ -183,6 +183,10 @@ def test_a_gpu_s_wheel_is_found_by_a_fresh_process(
         assert found["inductor"]["fxgraph_cache_hit"] == 1
         assert found["inductor"].get("fxgraph_cache_miss", 0) == 0
         assert found["kernels_loaded"] == len(manifest.kernels)
+    record = record_in(other)
+    tokens = [limit.most for limit in record.limits if len(limit.names) == 1]
+    assert min(tokens) == (2**31 - 1) // 14336, "torch counts the elements of the MLP's largest tensor in 32 bits"
+    assert {tensor.device for tensor in (*record.tensors, *record.leaves)} == {"cuda:0"}
     bound = json.loads(on_h200("bound", *rehearsal, str(other)).splitlines()[-1])
     with open_payload(str(other)) as payload:
         assert bound["kernels_loaded"] == len(verify(payload).manifest.kernels)

@@ -12,7 +12,7 @@ from typing import Any
 from engine import cpu_hosts
 from engine.hosts import compile_recipe, pack
 from hatch_model_cache.recipe.file import load_recipe
-from model_cache.wheel import mega
+from model_cache.wheel import calls, mega
 from model_cache.wheel.lookup import open_payload
 from model_cache.wheel.verify import blob_path, verify
 
@@ -86,9 +86,18 @@ def project(place: Path, name: str, mode: str = "mega") -> Path:
 def keys_in(wheel: Path) -> dict[str, list[str]]:
     """torch's keys of the parts of a mega cache, by their kind."""
     found: dict[str, list[str]] = {}
+    for part in mega.parts(_file(wheel, "mega.bin")):
+        found.setdefault(part.kind, []).append(part.key)
+    return {kind: sorted(keys) for kind, keys in found.items()}
+
+
+def record_in(wheel: Path) -> calls.Calls:
+    """What the compiled function in a wheel may be called with."""
+    return calls.parse(_file(wheel, calls.FILE))
+
+
+def _file(wheel: Path, name: str) -> bytes:
     with open_payload(str(wheel)) as payload:
         [entry] = verify(payload).manifest.entries
-        [file] = [file for file in entry.files if file.path.endswith("/mega.bin")]
-        for part in mega.parts(payload.read(blob_path(file.sha256), file.size)):
-            found.setdefault(part.kind, []).append(part.key)
-    return {kind: sorted(keys) for kind, keys in found.items()}
+        [file] = [file for file in entry.files if file.path.endswith(f"/{name}")]
+        return payload.read(blob_path(file.sha256), file.size)

@@ -38,7 +38,7 @@ def compiled(module: Any, inputs: tuple[Any, ...], patches: Patches) -> tuple[by
 
     leaves: list[Any] = []
     structure = _structure(inputs, leaves, "its inputs")
-    _refuse(_unsuited(module))
+    _refuse(_unsuited(module, leaves))
     reads = Reads(module, patches)
     traced = _traced(module, reads)
     with torch.no_grad():
@@ -87,9 +87,11 @@ def _refuse(problems: list[str]) -> None:
         raise RuntimeError("mode standalone cannot be used for this module: " + "; ".join(problems))
 
 
-def _unsuited(module: Any) -> list[str]:
-    found = [f"{name or 'the module'} is in training mode" for name, one in module.named_modules() if one.training]
-    return [*found[:1], *program.hooked(module)]
+def _unsuited(module: Any, leaves: list[Any]) -> list[str]:
+    found = [f"{name or 'the module'} is in training mode" for name, one in module.named_modules() if one.training][:1]
+    if not leaves:
+        found.append("its inputs hold no tensor")
+    return [*found, *program.hooked(module)]
 
 
 def _traced(module: Any, reads: Reads) -> Any:
