@@ -67,7 +67,7 @@ def table(found: dict[str, Any]) -> list[str]:
         f"Llama-3.1-8B's widths, {found['layers']} layers; one run of each. {many['ranks']} ranks over one:",
         f"{seconds:.1f} of the time, {peak:.1f} of the memory.",
         "The first rank is compiled alone, then as many at a time as there are cores, and 3 GiB of memory for each.",
-        f"Equal files are stored once, which saves {saved:.0%} of the root: a rank's file holds the number of its GPU.",
+        f"Equal files are stored once, which saves {saved:.0%} here: a rank's file holds the number of its GPU.",
         "",
     ]
 
