@@ -89,6 +89,39 @@ def test_what_is_right_becomes_an_artifact_directory(tmp_path: Path) -> None:
     assert [(kernel.name, kernel.arch) for kernel in contents.kernels] == [(fake_engine.KERNEL, "sm_90a")]
 
 
+def piecewise(build: Build, content: bytes) -> Path:
+    """Make the artifact one of the piecewise path, which has no file of its own; the one that holds kernels."""
+    [artifact] = build.result()["artifacts"]
+    key = build.file().parent.parent
+    build.file().unlink()
+    (key / "rank_0_0" / "backbone").mkdir()
+    found = key / "rank_0_0/backbone/artifact_compile_range_1_8192_subgraph_0"
+    found.write_bytes(content)
+    file = {"path": found.relative_to(key).as_posix(), "source": str(found), "kind": "vllm-piece"}
+    artifact.update(
+        path=str(key / "rank_0_0" / "backbone"),
+        component="vllm-piecewise",
+        beside=[{**file, "contains": ["cubin", "pickle", "source"]}],
+    )
+    return found
+
+
+def test_of_the_piecewise_path_what_lies_beside_is_kept(tmp_path: Path) -> None:
+    build = Build(tmp_path)
+    found = piecewise(build, fake_engine.artifact(H100))
+    contents = build.collect().contents
+    assert missing_parts(contents) == []
+    names = {(entry.component, entry.ranks, file.path) for entry in contents.entries for file in entry.files}
+    assert names == {("vllm-piecewise", ("0_0",), found.relative_to(found.parents[2]).as_posix())}
+    assert contents.entries[0].files[0].sha256 == hashlib.sha256(found.read_bytes()).hexdigest()
+
+
+def test_of_the_piecewise_path_kernels_are_looked_at_too(tmp_path: Path) -> None:
+    build = Build(tmp_path)
+    piecewise(build, fake_engine.artifact(A100))
+    assert any("1 kernels are for sm_80, the target is sm_90a" in problem for problem in build.problems())
+
+
 def test_the_logs_are_kept_beside_the_artifacts(tmp_path: Path) -> None:
     build = Build(tmp_path, **TP2)
     build.collect()

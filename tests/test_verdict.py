@@ -70,6 +70,42 @@ def test_a_miss_names_value_and_change(
     assert f"miss: {reason.factor} is {value} here" in str(reason)
 
 
+def test_what_follows_from_the_other_cache_path_has_no_change_of_its_own() -> None:
+    ours = {"code.forward": "x", "env.VLLM_USE_AOT_COMPILE": "true", "functorch.bundled_autograd_cache": "true"}
+    theirs = {"code__forward": None, "code__directory": "/opt", "functorch__bundled_autograd_cache": "false"}
+    here = look_up(OTHER_KEY, env__VLLM_USE_AOT_COMPILE="false", **theirs)
+    command = CommandLine((MODEL,), {"VLLM_USE_AOT_COMPILE": "0"})
+    seen = dataclasses.replace(observation(here), command=command)
+    found = judge(wheel(factors={"f": FACTORS | ours}), seen, RULES)
+    assert {reason.factor: reason.change for reason in found.reasons} == {
+        "code.directory": "",
+        "code.forward": "",
+        "env.VLLM_USE_AOT_COMPILE": "unset VLLM_USE_AOT_COMPILE",
+        "functorch.bundled_autograd_cache": "",
+    }
+
+
+def test_of_the_piecewise_path_nothing_is_adopted() -> None:
+    place = {"code.directory": "/opt"}
+    here = look_up(OTHER_KEY, model__model="/fine-tune", code__directory="/opt")
+    found = judge(wheel(factors={"f": FACTORS | place}), observation(here), RULES)
+    assert ([reason.factor for reason in found.reasons], found.adoptable) == (["model.model"], False)
+
+
+def test_another_place_of_the_packages_has_two_changes() -> None:
+    ours, theirs = "/usr/lib/python3/dist-packages", "/opt/venv/lib/python3.11/site-packages"
+    found = judge(
+        wheel(factors={"f": {**FACTORS, "code.directory": ours}}),
+        observation(look_up(OTHER_KEY, code__directory=theirs)),
+        RULES,
+    )
+    [reason] = found.reasons
+    assert (reason.factor, reason.wheel, reason.host) == ("code.directory", ours, theirs)
+    assert reason.change == (
+        f'build with `packages-directory = "{theirs}"`, or install the engine\'s packages in {ours}'
+    )
+
+
 def test_a_url_is_looked_for_where_its_small_files_are() -> None:
     manifest = wheel(
         model__served_as=["s3://b/M"], entries__0__served_as="s3://b/M", entries__1__served_as="s3://b/M",

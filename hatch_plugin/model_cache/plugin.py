@@ -92,10 +92,11 @@ def _watch(root: str) -> None:
 
 
 def _record(module: ModuleType, root: str) -> None:
-    from model_cache.engine import mends, watch
+    from model_cache.engine import mends, on_import, pieces, watch
 
     mends.wrap(module, root, _say)  # first, so that what is recorded is what came of it
     watch.wrap(module, root, _say)
+    on_import.call(lambda backends: pieces.wrap(backends, root, _say), pieces.MODULE)
 
 
 def _is_main_process() -> bool:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.hosts import Host, compile_recipe, pack, write_recipe
+from engine.hosts import Host, compile_recipe, pack, site_packages, write_recipe
 from model_cache.errors import CompileError, ModelCacheError
 from model_cache.wheel.archive import WheelPayload
 from model_cache.wheel.verify import read_manifest
@@ -93,6 +93,8 @@ class Bench:
             serve_args=row.serve_args,
             environment=row.environment,
             drafts=row.drafts,
+            # in the key of this path alone, and the serving environment is another one than that which compiles
+            packages=site_packages(self.serving) if row.environment.get("VLLM_USE_AOT_COMPILE") == "0" else None,
         )
         artifacts = work / "artifacts"
         done = compile_recipe(project, artifacts, self.engine, self.through)

@@ -118,6 +118,12 @@ def serving_environment(engine: str, own_wheel: Path) -> Path:
     return python
 
 
+def site_packages(python: Path) -> str:
+    """Where the packages of an environment lie."""
+    [directory] = python.parent.parent.glob("lib/python3.*/site-packages")
+    return str(directory)
+
+
 def write_recipe(
     project: Path,
     model_dir: Path,
@@ -129,8 +135,12 @@ def write_recipe(
     environment: Mapping[str, str] | None = None,
     drafts: Mapping[str, Path] | None = None,
     engine: str = "vllm==0.33.0",
+    packages: str | None = None,
 ) -> Path:
-    """A recipe project for `model_dir`, and the directories of `drafts`, under `project`."""
+    """A recipe project for `model_dir`, and the directories of `drafts`, under `project`.
+
+    packages: the option `packages-directory`.
+    """
     from hatch_model_cache import targets as known
     from hatch_model_cache.recipe import naming
 
@@ -162,6 +172,7 @@ hardware = "{hardware}"
 serve-args = {lists[2]}
 environment = {{ {", ".join(variables)} }}
 drafts = {{ {", ".join(named)} }}
+{f"packages-directory = {json.dumps(packages)}" if packages else ""}
 """
     )
     return project

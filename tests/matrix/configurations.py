@@ -210,7 +210,6 @@ def _nothing_looked_up() -> Iterator[Configuration]:
     part = "nothing is looked up"
     yield flag(part, "--enforce-eager")
     yield flag(part, "--optimization-level", "0")
-    yield variable(part, "VLLM_USE_AOT_COMPILE", "0")
     yield variable(part, "VLLM_DISABLE_COMPILE_CACHE", "1")
 
 

@@ -17,6 +17,12 @@ from model_cache.wheel.manifest import Manifest
 GPU = "build a wheel for this GPU"
 CHECKPOINT = "build a wheel with the option `checkpoint`, of these weights"
 AND = " and "
+PLACE = "code.directory"
+"""The factor that says where the engine's packages lie; only a key of vLLM's piecewise path has it."""
+
+_WAY, _OF_WAY = "env.VLLM_USE_AOT_COMPILE", ("code", "functorch")
+"""The factor that turns that path on and off, and the parts of the key that follow from it."""
+
 Difference = tuple[str, str | None, str | None]
 """A factor, the wheel's value and the host's; None: it has none."""
 
@@ -71,8 +77,16 @@ def changes(
     ours, theirs = host.given(manifest.serve.arguments), host.given(host.arguments)
     found: dict[str, str] = {}
     open_factors = []
-    for factor, wheel, _ in differences:
-        change = _outside(factor, manifest, host)
+    other_way = any(factor == _WAY for factor, _, _ in differences)
+    for factor, wheel, here in differences:
+        if other_way and factor.partition(".")[0] in _OF_WAY:
+            change: str | None = ""
+        elif factor == PLACE and wheel and here:
+            change = (
+                f"build with `packages-directory = {json.dumps(here)}`, or install the engine's packages in {wheel}"
+            )
+        else:
+            change = _outside(factor, manifest, host)
         if change is None:
             change = _flag(factor, wheel, ours, theirs, host.flags)
         if change is None:

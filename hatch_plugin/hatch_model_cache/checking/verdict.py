@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from hatch_model_cache.checking import factors
-from hatch_model_cache.checking.changes import GPU, CommandLine, changes
+from hatch_model_cache.checking.changes import GPU, PLACE, CommandLine, changes
 from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines.rule import Rule
 from model_cache import plugin
@@ -157,6 +157,8 @@ def _adoptable(manifest: Manifest, seen: Observation, reasons: Sequence[Reason])
     running = engines.adapter(seen.engine["name"]).running
     if any(reason.factor not in running.NAMING for reason in reasons):
         return False
+    if any(PLACE in look_up["factors"] for look_up in seen.look_ups):
+        return False  # what is traced is compiled at once, or loaded
     environment = seen.command.environment
     if plugin.turned_off(environment) or environment.get(adoption.ADOPT) == "0":
         return False

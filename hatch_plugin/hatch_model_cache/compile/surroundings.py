@@ -24,6 +24,7 @@ class Surroundings(Protocol):
         count: how many devices the engine sees.
         layout: which of them each rank uses (`engines.layout`).
         checkpoint: from whose headers the model's weights are loaded; None: nothing is loaded.
+        packages: directory that the engine's packages lie in on the serving host; None: where they lie here.
         mode: what the engine runs in.
     """
 
@@ -32,6 +33,7 @@ class Surroundings(Protocol):
     count: int
     layout: str
     checkpoint: Checkpoint | None
+    packages: str | None
 
     @property
     def log(self) -> Log: ...

@@ -88,10 +88,11 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
     Args:
         job: ``task`` ("compile", "describe", "look-up", or "selfcheck": see `selfcheck.job.check`), ``engine`` and
             ``version`` (None: any known one), ``target`` (its record), ``serve_arguments`` (what the adapter's
-            ``parse`` takes: what follows ``vllm serve``, the model first), for the first two ``served_as``, ``rank``
-            and ``layout`` (which GPU each rank uses; else it is as this process's environment has it), and for a
-            compile ``evidence`` (None, or a directory for what kernels were made from), ``native`` (whether a GPU is
-            the one that is here) and ``checkpoint`` (None, or the fields of `pretend.header_loader.Checkpoint`).
+            ``parse`` takes: what follows ``vllm serve``, the model first), for the first two ``served_as``, ``rank``,
+            ``layout`` (which GPU each rank uses; else it is as this process's environment has it) and ``packages``
+            (`Surroundings.packages`), and for a compile ``evidence`` (None, or a directory for what kernels were made
+            from), ``native`` (whether a GPU is the one that is here) and ``checkpoint`` (None, or the fields of
+            `pretend.header_loader.Checkpoint`).
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
@@ -118,6 +119,7 @@ def perform(job: Mapping[str, Any], surroundings: Surroundings, progress: Progre
     surroundings.count = adapter.ranks(arguments)
     surroundings.layout = job.get("layout") or layout.of_environment()
     surroundings.checkpoint = Checkpoint.of(job.get("checkpoint"))
+    surroundings.packages = job.get("packages")
     config = adapter.create_config(arguments)
     gc.freeze()  # what was imported is no garbage, and looking through it takes seconds
     if job["task"] == "compile":

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hatch_model_cache.compile.engines import vllm_piecewise
 from hatch_model_cache.compiling.compiler import Way
 from hatch_model_cache.compiling.cubins import kernels
 from hatch_model_cache.recipe.recipe import Recipe
@@ -76,6 +77,11 @@ def _taken(root: Path, result: dict[str, Any], target: str, directory: Path) -> 
 
     Raises CompileError with everything that is wrong with them.
     """
+    if any(artifact["component"] == vllm_piecewise.COMPONENT for artifact in result["artifacts"]):
+        raise CompileError(
+            f"{target}: what an engine leaves with VLLM_USE_AOT_COMPILE=0 is not captured, since nothing in it names "
+            "the version of Python; compile it, which needs no GPU"
+        )
     problems: list[str] = []
     ranks, python = result["ranks"], result["engine"]["python"]
     artifacts = [_artifact(root, artifact, ranks, python, directory, problems) for artifact in result["artifacts"]]

@@ -82,10 +82,8 @@ def collect(
     for result in results:
         identifier = _factor_set(factors, result.result["factors"])
         for artifact in result.artifacts:
-            files = [
-                _keep_model(result, artifact, out),
-                *(_keep_beside(result, artifact["prefix"], f, out) for f in artifact["beside"]),
-            ]
+            own = [_keep_model(result, artifact, out)] if Path(artifact["path"]).is_file() else []  # or all is beside
+            files = [*own, *(_keep_beside(result, artifact["prefix"], f, out) for f in artifact["beside"])]
             for key in artifact["keys"]:
                 named = (result.target, artifact["prefix"], key["key"])
                 entry = entries.setdefault(named, _entry(result, artifact, key, identifier))
@@ -149,11 +147,13 @@ def _problems(recipe: Recipe, rank: RankResult, target: AnyTarget) -> Iterator[s
                 yield f"{rank}: no key of {prefix} for the served name {name!r}"
         if path.parent.name != place:
             yield f"{rank}: the artifact of {prefix} is in {path.parent.name}, this rank looks in {place}"
-        if not path.is_file():
+        held = kernel_files(artifact)
+        if not held:
             yield f"{rank}: the artifact of {prefix} is missing (the engine's log says why it could not be saved)"
             continue
-        yield from (f"{rank}: leftover file {p.name} beside {prefix}" for p in path.parent.iterdir() if p != path)
-        code = _no_native_code(artifact) if isinstance(target, CpuTarget) else _kernel_problems(path, target, known)
+        if path.is_file():
+            yield from (f"{rank}: leftover file {p.name} beside {prefix}" for p in path.parent.iterdir() if p != path)
+        code = _no_native_code(artifact) if isinstance(target, CpuTarget) else _kernel_problems(held, target, known)
         yield from (f"{rank}: {prefix}: {problem}" for problem in code)
 
 
@@ -171,9 +171,16 @@ def _no_native_code(artifact: Mapping[str, Any]) -> Iterator[str]:
         yield "no shared object beside the artifact: an engine would load it and compile all kernels"
 
 
-def _kernel_problems(path: Path, target: Target, known: set[str]) -> Iterator[str]:
-    """What is wrong with the kernels inside an artifact; they are found by their ELF headers, nothing is unpickled."""
-    shipped = list(cubin.embedded(path.read_bytes()))
+def kernel_files(artifact: Mapping[str, Any]) -> list[Path]:
+    """The files of an artifact that hold its GPU kernels: its own, or where it has none, such as lie beside."""
+    path = Path(artifact["path"])
+    return [path] if path.is_file() else [Path(f["source"]) for f in artifact["beside"] if "cubin" in f["contains"]]
+
+
+def _kernel_problems(held: Sequence[Path], target: Target, known: set[str]) -> Iterator[str]:
+    """What is wrong with the kernels inside an artifact's files; they are found by their ELF headers, nothing is
+    unpickled."""
+    shipped = [kernel for path in held for kernel in cubin.embedded(path.read_bytes())]
     if not shipped:
         yield "no GPU kernel in the artifact"
     wrong = Counter(cubin.architecture(c) for c in shipped)

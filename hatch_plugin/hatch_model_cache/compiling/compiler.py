@@ -283,6 +283,7 @@ def _run(
         "task": way.task,
         "native": way.mode == "native",
         "layout": recipe.device_layout,
+        "packages": recipe.packages_directory,
         "engine": recipe.engine_name,
         "version": recipe.engine_version,
         "target": targets.load(job.target).as_dict(),

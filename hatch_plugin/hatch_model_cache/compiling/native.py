@@ -52,6 +52,7 @@ def _problems(recipe: Recipe, wanted: list[Target]) -> Iterator[str]:
 
 def _finished(result: dict[str, Any], _: str, __: Path) -> dict[str, Any]:
     """The result with what only a pretended GPU would have noted, read from the artifacts."""
-    found = [kernel for artifact in result["artifacts"] for kernel in kernels(Path(artifact["path"]))]
+    files = [path for artifact in result["artifacts"] for path in compiled.kernel_files(artifact)]
+    found = [kernel for path in files for kernel in kernels(path)]
     answers = {name: answer for name, answer in result["host_answers"].items() if name != "peer_access"}
     return {**result, "kernels": found, "host_answers": answers}  # one GPU has no peer

@@ -69,6 +69,7 @@ class _Checker:
             "serve_args": self.strings("serve-args", may_be_empty=True),
             "environment": self.environment(),
             "device_layout": self.string("device-layout", check=_layout_problem) or layout.PER_RANK,
+            "packages_directory": self.string("packages-directory", check=_packages_problem),
             "drafts": self.drafts(),
             "factory": self.string("factory", check=program_checks.factory_problem),
             "mode": self.string("mode", check=program_checks.mode_problem) or "mega",
@@ -92,6 +93,7 @@ class _Checker:
             self.problem(f"environment.{object_store.VARIABLE}", wrong)
         self.evidence(values["targets"], values["keep"], selfcheck=values["selfcheck"])
         self.layout(values["targets"])
+        self.packages(values["environment"])
         return values
 
     def unknown_keys(self) -> None:
@@ -189,6 +191,12 @@ class _Checker:
     def layout(self, names: Sequence[str]) -> None:
         if "device-layout" in self.table and names and all(targets.load(name).kind != "gpu" for name in names):
             self.problem("device-layout", "is for GPUs, and the targets are none: leave it away.")
+
+    def packages(self, environment: Mapping[str, str]) -> None:
+        if "packages-directory" in self.table and environment.get("VLLM_USE_AOT_COMPILE") != "0":
+            self.problem(
+                "packages-directory", "is in no key unless `environment` sets VLLM_USE_AOT_COMPILE to 0: leave it away."
+            )
 
     def evidence(self, names: Sequence[str], keep: Sequence[str], *, selfcheck: bool) -> None:
         """What is kept of GPU kernels, and their check."""
@@ -348,6 +356,12 @@ def _python_problem(python: str) -> str | None:
     if not Path(python).is_absolute():
         return f"must be an absolute path, not {python!r}: a build runs in a temporary directory."
     return None
+
+
+def _packages_problem(text: str) -> str | None:
+    if PurePosixPath(text).is_absolute() and str(PurePosixPath(text)) == text and ".." not in text.split("/"):
+        return None
+    return f"must be an absolute path without `..` or a slash at its end, not {printable(text)!r}."
 
 
 def _layout_problem(name: str) -> str | None:

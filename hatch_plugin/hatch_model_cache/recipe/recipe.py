@@ -84,6 +84,13 @@ class Recipe:
         '`"single"`, the first, where a launcher shows every process one GPU only',
         default=PER_RANK,
     )
+    packages_directory: str | None = _option(
+        "string",
+        "With `VLLM_USE_AOT_COMPILE=0`: absolute path of the directory that holds the engine's packages on the serving "
+        "host, which is in the key then",
+        default=None,
+        shown="where they are here",
+    )
     drafts: Mapping[str, str] = _option(
         "table of strings",
         "Speculative models: name in `--speculative-config` → directory with its `config.json`, like `config`",
@@ -230,7 +237,7 @@ class Recipe:
         if self.environment.get("VLLM_COMPILE_CACHE_SAVE_FORMAT") == "unpacked":
             found.append(
                 "`environment.VLLM_COMPILE_CACHE_SAVE_FORMAT` is unpacked: several processes cannot share what an "
-                "engine compiles itself in that format. It is part of the cache key; what is packed here is the same."
+                "engine keeps in that format. It is part of the cache key; an AOT artifact is the same in both."
             )
         return found
 

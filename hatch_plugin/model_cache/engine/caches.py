@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from stat import S_ISREG
 
-from model_cache.engine.lookups import CACHE
+from model_cache.engine.lookups import PIECEWISE
 
 MOST_FILES = 20_000
 """A larger tree is not counted to its end."""
@@ -44,8 +44,7 @@ class Found:
 def places(root: str, environ: Mapping[str, str] = os.environ) -> Iterator[Place]:
     """Where the libraries of an engine with cache root `root` keep their caches, given its environment."""
     home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
-    compiled, _, aot = CACHE.rpartition("/")
-    yield Place("vLLM: compiled models", "VLLM_CACHE_ROOT", f"{root}/{compiled}/{aot}", True)
+    yield Place("vLLM: compiled models", "VLLM_CACHE_ROOT", f"{root}/{PIECEWISE}", True)
     yield Place("vLLM: what a model's class can do", "VLLM_CACHE_ROOT", f"{root}/modelinfos", True)
     temporary = environ.get("TMPDIR") or tempfile.gettempdir()
     inductor = environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{temporary}/torchinductor_{_user()}"

@@ -18,6 +18,13 @@ from model_cache.store.root import Root, temporary_name
 CACHE = "torch_compile_cache/torch_aot_compile"
 """Where the artifacts lie under the cache root (vllm 0.31.0 to 0.33.0)."""
 
+PIECEWISE = "torch_compile_cache"
+"""Where the directories of the piecewise path lie, and beside them those of artifacts (vllm 0.33.0,
+`VllmBackend.__call__`)."""
+
+_PIECEWISE_DIGITS = 10
+"""Of a SHA-256, those that a key of the piecewise path has."""
+
 LOOKUPS = "lookups.jsonl"
 """The record, below the root's `.model-cache`."""
 
@@ -61,6 +68,11 @@ class LookUp:
     reason: str = ""
     unsafe: str = ""
     differences: tuple[Difference, ...] = ()
+
+
+def directory(key: str) -> str:
+    """Where the entry of a key lies below the cache root."""
+    return f"{PIECEWISE if len(key) == _PIECEWISE_DIGITS else CACHE}/{key}"
 
 
 def read(root: Root) -> list[LookUp]:

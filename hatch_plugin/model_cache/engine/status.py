@@ -126,7 +126,9 @@ def _compile_seconds(root: Root, miss: LookUp) -> float | None:
 
 
 def _status(root: Root, deployed: State, found: Sequence[LookUp], own: Sequence[Own]) -> Status:
-    mine = [f for f in found if normalize(f.wheel) == normalize(deployed.name) and deployed.entry(f"{CACHE}/{f.key}")]
+    mine = [
+        f for f in found if normalize(f.wheel) == normalize(deployed.name) and deployed.entry(lookups.directory(f.key))
+    ]
     others = staging.others(root, deployed.entries, Deadline())
     same = all(staging.look_same(root, entry) for entry in deployed.entries)
     used = _last(iter(mine))

@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 from model_cache.engine import lookups, mends, model_tag
-from model_cache.engine.lookups import CACHE, LookUp
+from model_cache.engine.lookups import LookUp
 from model_cache.engine.nearest import Nearest
 from model_cache.errors import ModelCacheError
 from model_cache.store import state
@@ -56,7 +57,9 @@ def wrap(module: ModuleType, root_path: str, say: Say) -> None:
             with suppress(Exception):
                 seconds = time.monotonic() - begun
                 parts = _parts(before, _loaded()) if loaded is not None else 0
-                _noted(root_path, model, str(path), nearest, loaded is not None, parts, seconds, say)
+                *_, key, rank, _ = Path(str(path)).parts
+                where = Where(model_tag.of(model) or "model", rank.removeprefix("rank_"), key, str(path))
+                note(root_path, model, where, nearest, loaded is not None, parts, seconds, say)
 
     vars(recorded)["_recorded"] = True
     setattr(module, FUNCTION, recorded)
@@ -90,33 +93,45 @@ def _parts(before: tuple[int, int], after: tuple[int, int]) -> int:
     return after[0] - before[0] or after[1] - before[1]
 
 
-def _noted(
-    root_path: str, model: Any, path: str, nearest: Nearest, hit: bool, parts: int, seconds: float, say: Say
+@dataclass(frozen=True)
+class Where:
+    """What was looked for: which compiled model, for which rank, by which key; path: of the artifact, if it is one."""
+
+    prefix: str
+    rank: str
+    key: str
+    path: str = ""
+
+
+def note(
+    root_path: str, model: Any, where: Where, nearest: Nearest, hit: bool, parts: int, seconds: float, say: Say
 ) -> None:
+    """Record a look-up and tell of it; what goes wrong is told.
+
+    model: what has the engine's `vllm_config`; the rest as in `LookUp`.
+    """
     try:
-        _note(root_path, model, path, nearest, hit, parts, seconds, say)
+        _note(root_path, model, where, nearest, hit, parts, seconds, say)
     except Exception as error:
         say(f"a look-up could not be recorded: {type(error).__name__}: {error}", alarm=True)
 
 
 def _note(
-    root_path: str, model: Any, path: str, nearest: Nearest, hit: bool, parts: int, seconds: float, say: Say
+    root_path: str, model: Any, where: Where, nearest: Nearest, hit: bool, parts: int, seconds: float, say: Say
 ) -> None:
-    *_, key, rank, _ = Path(path).parts
-    prefix = model_tag.of(model) or "model"
     with Root.open(root_path, create=True) as root:
-        deployed, adopted = _origin(root, key)
+        deployed, adopted = _origin(root, lookups.directory(where.key))
         found = LookUp(
             time=round(time.time(), 3),
             pid=os.getpid(),
-            prefix=prefix,
-            rank=rank.removeprefix("rank_"),
-            key=key,
+            prefix=where.prefix,
+            rank=where.rank,
+            key=where.key,
             hit=hit,
             parts=parts,
             seconds=round(seconds, 3),
             wheel=deployed.name if deployed else "",
-            mended=hit and path in mends.mended_paths,
+            mended=hit and where.path in mends.mended_paths,
             adopted=adopted,
             nearest="" if hit else nearest.wheel,
             differences=() if hit else nearest.differences,
@@ -155,12 +170,12 @@ def _tell(found: LookUp, target: str, nearest: Nearest, say: Say) -> None:
         say(f"miss {what}: {why}; `model-cache check` says more", alarm=True)
 
 
-def _origin(root: Root, key: str) -> tuple[State | None, bool]:
-    """The deployed wheel that has an entry of this key, and whether it was adopted."""
+def _origin(root: Root, directory: str) -> tuple[State | None, bool]:
+    """The deployed wheel that has this entry, and whether it was adopted."""
     for name in state.names(root):
         with suppress(ModelCacheError):
             deployed = state.load(root, name)
-            entry = deployed.entry(f"{CACHE}/{key}") if deployed else None
+            entry = deployed.entry(directory) if deployed else None
             if deployed and entry and entry.ours:
                 return deployed, bool(entry.adopted)
     return None, False

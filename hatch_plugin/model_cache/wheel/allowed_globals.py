@@ -35,16 +35,18 @@ class Rules:
     def applies(self, component: str, file: File, head: bytes) -> bool:
         """Whether a file has to be looked at. head: its first bytes, which may give away what nobody declared."""
         name = file.path.rpartition("/")[2]
-        return (component, name) in self.pickled or "pickle" in file.contains or head[:1] == b"\x80"
+        piece = component == mega.PIECE and name != mega.INDEX
+        return piece or (component, name) in self.pickled or "pickle" in file.contains or head[:1] == b"\x80"
 
     def report(self, component: str, data: bytes, check: Callable[[], None] | None = None) -> Report:
         """What the pickles of a file would import; `check` as for `pickles.report`. The file is one pickle, or holds
         several in a form of its own."""
-        if component != mega.COMPONENT:
+        piece = component == mega.PIECE and data[:1] != b"\x80"
+        if component != mega.COMPONENT and not piece:
             return report(data, check)
         found = Report()
         try:
-            for part in mega.parts(data):
+            for part in mega.parts(mega.within(data) if piece else data):
                 if part.pickled:
                     found.add(report(part.data, check))
         except ValueError as error:
@@ -240,7 +242,7 @@ _RULES = {
         engine="vllm",
         versions=("0.33.0",),
         pickled=frozenset({("vllm-aot", "model")}),
-        names=_names(_PYTHON, _SYMPY, _TORCH, _TRITON, _VLLM, _SUPER),
+        names=_names(_PYTHON, _SYMPY, _TORCH, _TRITON, _TORCH_MEGA, _VLLM, _SUPER),
         attributes=frozenset(
             {
                 "torch._dynamo.aot_compile.AOTCompilePickler._unpickle_cell",

@@ -16,6 +16,14 @@ from typing import NamedTuple
 COMPONENT = "torch-mega"
 """Component of the entries that hold one."""
 
+PIECE = "vllm-piecewise"
+"""Component of the entries whose files hold one each, behind a header (`within`), or are pickles."""
+
+INDEX = "vllm_compile_cache.py"
+"""The one file of such an entry that is neither: a literal, which the engine only parses."""
+
+HEADER = b"CacheCompiledArtifact"
+
 VERSION = 1
 MAX_PARTS = 100_000
 
@@ -55,6 +63,22 @@ class _Reader:
             raise ValueError(f"ends at byte {len(self.data)} in the middle of a part")
         self.at += size
         return self.data[self.at - size : self.at]
+
+
+def within(data: bytes) -> bytes:
+    """The mega cache in an artifact of ``torch._inductor.standalone_compile`` (torch 2.14.0,
+    `CacheCompiledArtifact._to_binary_bytes`): a CRC-32, `HEADER`, torch's hash of itself, the key of the graph, the
+    cache. Raises ValueError, saying what is wrong, when it is none."""
+    reader = _Reader(data)
+    if data[:4] != zlib.crc32(memoryview(data)[4:]).to_bytes(4, "big"):
+        raise ValueError("its checksum is wrong")
+    if reader.content() != HEADER:
+        raise ValueError(f"does not begin with {HEADER.decode()}")
+    reader.content(), reader.content()
+    found = reader.content()
+    if reader.at != len(data):
+        raise ValueError("goes on after its end")
+    return found
 
 
 def parts(data: bytes) -> Iterator[Part]:

@@ -71,9 +71,9 @@ with pretend(targets.load_gpu(sys.argv[2]), scratch=Path(sys.argv[3]), count=2) 
     from hatch_model_cache.compile.engines import vllm_stops
 
     pretence.before_worker()
-    vllm_stops.stop_at_first_call(pretence, lambda model, path: None, print)
+    vllm_stops.stop_at_first_call(pretence, None, print)  # nothing is looked up
     vllm_stops.stop_without_models(pretence, set())
-    vllm_stops.stop_before_compile(pretence)
+    vllm_stops.stop_before_compile(pretence, piecewise=False)
 
 print(json.dumps(results))
 sys.stdout.flush()

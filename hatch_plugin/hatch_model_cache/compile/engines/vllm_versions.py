@@ -14,6 +14,9 @@ from typing import Any
 VERSIONS = frozenset({"0.31.0", "0.32.0", "0.33.0"})
 """Of the distribution `vllm`: those that tests/engine/test_conformance.py has passed with."""
 
+PIECEWISE = frozenset({"0.33.0"})
+"""Those whose piecewise path is built for. The two before it keep absolute paths of the cache root in its index."""
+
 _COMMAND_LINES = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args")
 """Where make_arg_parser is: in 0.33.0; in 0.32.0 and 0.31.0."""
 

@@ -37,6 +37,7 @@ class Native:
         self.count = 1
         self.layout = PER_RANK
         self.checkpoint: Checkpoint | None = None
+        self.packages: str | None = None
         self.mode = nullcontext()
         self._weights: Any = None
 

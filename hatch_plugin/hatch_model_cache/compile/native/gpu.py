@@ -33,6 +33,7 @@ class NativeGpu:
         self.count = 1
         self.layout = PER_RANK
         self.checkpoint: Checkpoint | None = None
+        self.packages: str | None = None
         self.mode = nullcontext()
 
     def before_program(self) -> None:

@@ -58,6 +58,7 @@ class Pretence:
         self.mode: Any = None
         self.layout = PER_RANK
         self.checkpoint: Checkpoint | None = None
+        self.packages: str | None = None
 
     @property
     def count(self) -> int:

@@ -8,6 +8,9 @@ from typing import Any
 from .patches import Patches
 
 CHECKED = "torch 2.13.0 and 2.14.0, vllm 0.31.0 to 0.33.0"
+DECLARED = "_declared_class"
+"""The attribute that has a weight's own class: of what is both, and of a weight that was demoted."""
+
 _FAKE_STATE = frozenset({"fake_mode", "fake_device", "constant", "real_tensor", "item_memo", "unique_id_memo"})
 
 
@@ -35,7 +38,7 @@ def install(patches: Patches) -> None:
                     "__torch_dispatch__": FakeTensor.__torch_dispatch__,
                     "__module__": cls.__module__,
                     "__repr__": lambda self: f"<fake {cls.__name__}>",
-                    "_declared_class": cls,
+                    DECLARED: cls,
                 },
             )
         return mixed[cls]
@@ -61,7 +64,7 @@ def install(patches: Patches) -> None:
 
     def make_subclass(cls: type, data: Any, require_grad: bool = False, **kwargs: Any) -> Any:
         if isinstance(data, FakeTensor) and not kwargs:
-            return new_parameter(getattr(cls, "_declared_class", cls), data, require_grad)
+            return new_parameter(getattr(cls, DECLARED, cls), data, require_grad)
         return make(cls, data, require_grad, **kwargs)
 
     patches.set(torch.Tensor, "_make_subclass", staticmethod(make_subclass), why=why, checked=CHECKED)
@@ -73,7 +76,7 @@ def install(patches: Patches) -> None:
         if isinstance(tensor, FakeTensor):
             meta = torch.empty_strided(tuple(tensor.size()), tuple(tensor.stride()), dtype=tensor.dtype, device="meta")
             default = Parameter if isinstance(tensor, Parameter) else torch.Tensor
-            meta.__class__ = getattr(type(tensor), "_declared_class", default)
+            meta.__class__ = getattr(type(tensor), DECLARED, default)
             meta.__dict__ = without_fake_state(tensor)
         else:
             meta = tensor.data.to("meta")
@@ -120,6 +123,7 @@ def demote(module: Any) -> None:
                     if tensor.device.type == "cuda" or held is owner._parameters:
                         real.append(f"{name}.{key}")
                 elif type(tensor) is not FakeTensor:
+                    setattr(tensor, DECLARED, getattr(type(tensor), DECLARED, type(tensor)))
                     tensor.__class__ = FakeTensor
     if real:
         raise RuntimeError(f"these weights are real tensors, not pretended ones: {', '.join(real[:5])}")

@@ -36,6 +36,7 @@ class Reporter:
         self._stages: list[tuple[str, float]] = []
         self._load = 0.0
         self._rank = ""
+        self._piecewise = 0
 
     def prepare(self) -> None:
         """Answer for the model loader, and stop where the model would be run. Call before the worker is made."""
@@ -44,19 +45,31 @@ class Reporter:
         from hatch_model_cache.compile.engines import vllm_stops
 
         self._begun = time.monotonic()
-        look_up = decorators._try_load_aot_compiled_fn
-
-        def timed_look_up(model: Any, path: str) -> Any:
-            at = time.monotonic()
-            try:
-                return look_up(model, path)
-            finally:
-                self._load += time.monotonic() - at
-                self._rank = Path(path).parent.name.removeprefix("rank_")
-
+        self._look_up = decorators._try_load_aot_compiled_fn
         self._pretence.device.in_use = True
         self._pretence.before_worker()
-        vllm_stops.stop_at_first_call(self._pretence, timed_look_up, self._stage)
+        vllm_stops.stop_at_first_call(self._pretence, self, self._stage)
+
+    def look_up(self, model: Any, path: str) -> Any:
+        """See `vllm_stops.Moments`."""
+        at = time.monotonic()
+        try:
+            return self._look_up(model, path)
+        finally:
+            self._load += time.monotonic() - at
+            self._rank = Path(path).parent.name.removeprefix("rank_")
+
+    def traced(self, traced: Any) -> bool:
+        """See `vllm_stops.Moments`."""
+        self._at, self._counted = time.monotonic(), _counted()
+        return True
+
+    def saved(self, traced: Any) -> None:
+        """See `vllm_stops.Moments`. A model is loaded when every piece of it is."""
+        self._load += time.monotonic() - self._at
+        self._rank = Path(traced.backend.compilation_config.local_cache_dir).parent.name.removeprefix("rank_")
+        loaded, compiled = (now - before for now, before in zip(_counted(), self._counted, strict=True))
+        self._piecewise += loaded > 0 and not compiled
 
     def follow(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Call a function of the engine under the pretence; does not come back from the model, nor from an error."""
@@ -101,7 +114,7 @@ class Reporter:
             "pretended": device.target.name,
             "rank": self._rank,
             "error": error,
-            "artifacts_loaded": counters.get("num_aot_artifacts_loaded", 0),
+            "artifacts_loaded": counters.get("num_aot_artifacts_loaded", 0) + self._piecewise,
             "compiled_parts_loaded": counters.get("num_compiled_artifacts_loaded", 0),
             "inductor_compiles": counters.get("num_inductor_compiles", 0),
             "ptxas_runs": device.log.ptxas_runs,
@@ -111,6 +124,13 @@ class Reporter:
             "counters": {k: v for k, v in counters.items() if v},
             "inductor": dict(dynamo["inductor"]),
         }
+
+
+def _counted() -> tuple[int, int]:
+    """Pieces that the engine has loaded in this process, and graphs that it has compiled, by its own counters."""
+    from vllm.compilation.counter import compilation_counter
+
+    return compilation_counter.num_compiled_artifacts_loaded, compilation_counter.num_inductor_compiles
 
 
 def _wrap_core(module: ModuleType, reporter: Reporter) -> None:
