@@ -77,6 +77,7 @@ def test_everything_that_does_not_fit_stops_the_build(tmp_path: Path) -> None:
     del tensors["model.norm.weight"], tensors[f"{layers[1]}.self_attn.k_proj.weight"]
     tensors |= {
         f"{layers[0]}.mlp.down_proj.weight": ("BF16", [256, 600]),
+        f"{layers[1]}.mlp.down_proj.weight": ("BF16", [256, 700]),
         f"{layers[2]}.mlp.up_proj.weight": ("F8_E4M3", [688, 256]),
         f"{layers[3]}.mlp.weight": ("BF16", [3]),
         "foo.bar": ("F16", [3]),
@@ -104,6 +105,10 @@ def test_everything_that_does_not_fit_stops_the_build(tmp_path: Path) -> None:
             (
                 f"the checkpoint fills 98304 of the 131072 numbers of {layers[1]}.self_attn.qkv_proj.weight, bfloat16 "
                 "[512, 256]"
+            ),
+            (
+                f"{layers[1]}.mlp.down_proj.weight is BF16 [256, 700] in the checkpoint, and the model takes 176128 of "
+                "its 179200 numbers"
             ),
             "nothing in the checkpoint fills model.norm.weight, bfloat16 [256]",
         ]

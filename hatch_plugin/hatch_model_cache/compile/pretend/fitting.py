@@ -4,8 +4,11 @@ leaves unfilled."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
+
+_Region = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Which part of a storage a view shows: offset, shape, strides."""
 
 MOST_SHOWN = 30
 """Problems that one error names."""
@@ -49,7 +52,7 @@ def dtype(kind: str, name: str) -> Any:
     return found
 
 
-def converts(source: Any, wanted: Any) -> bool:
+def keeps_meaning(source: Any, wanted: Any) -> bool:
     """Whether a copy from one ``torch.dtype`` into another keeps what the numbers mean.
 
     Bits that are packed, or quantized and of use with a scale only, mean nothing as a number of another kind. The
@@ -105,7 +108,8 @@ class Writes:
         self.misfits: dict[str, str] = {}
         self._model = model
         self._parameters = {storage(parameter): known for known, parameter in model.named_parameters()}
-        self._regions: dict[Any, set[tuple[int, tuple[int, ...], tuple[int, ...]]]] = {}
+        self._regions: dict[Any, set[_Region]] = {}
+        self._taken: dict[str, set[_Region]] = {}
         note = self._note
 
         # torch has no types where the type checker runs
@@ -129,10 +133,12 @@ class Writes:
         import torch
 
         place = storage(written)
-        region = written.storage_offset(), tuple(written.shape), tuple(written.stride())
-        self._regions.setdefault(place, set()).add(region)
+        self._regions.setdefault(place, set()).add(_region(written))
         name = self._name_of(source) if isinstance(source, torch.Tensor) else None
-        if name is not None and not converts(source.dtype, written.dtype):
+        if name is None:
+            return
+        self._taken.setdefault(name, set()).add(_region(source))
+        if not keeps_meaning(source.dtype, written.dtype):
             found, wanted = (str(one.dtype).removeprefix("torch.") for one in (source, written))
             parameter = self._parameters.get(place, "its place in the model")
             self.misfits[name] = (
@@ -146,12 +152,32 @@ class Writes:
             place = storage(parameter)
             if known in but or known in exempt or not parameter.numel() or self._parameters.get(place) != known:
                 continue  # with another storage than before, it was given a tensor whole
-            filled = sum(math.prod(shape) for _, shape, _ in self._regions.get(place, ()))
+            filled = _numbers(self._regions.get(place, ()))
             shown = f"{known}, {str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
             if not filled:
                 yield f"nothing in the checkpoint fills {shown}"
             elif filled < parameter.numel() and _has_no_padding(self._model, known):
                 yield f"the checkpoint fills {filled} of the {parameter.numel()} numbers of {shown}"
+
+    def unused(self, headers: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+        """Tensors of which the engine took a part only, because its place is smaller; `headers`: in words, and how many
+        numbers each has. Of several ranks each takes its part, so that nothing can be said."""
+        from vllm.distributed import get_tensor_model_parallel_world_size
+
+        if get_tensor_model_parallel_world_size() > 1:
+            return
+        for name, regions in self._taken.items():
+            header, count = headers[name]
+            if (taken := _numbers(regions)) < count:
+                yield f"{name} is {header} in the checkpoint, and the model takes {taken} of its {count} numbers"
+
+
+def _region(tensor: Any) -> _Region:
+    return tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+
+
+def _numbers(regions: Collection[_Region]) -> int:
+    return sum(math.prod(shape) for _, shape, _ in regions)
 
 
 def storage(tensor: Any) -> Any:

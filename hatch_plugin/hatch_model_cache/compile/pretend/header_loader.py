@@ -7,6 +7,7 @@ The files in the model's directory are headers with holes behind them, and a few
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -98,12 +99,13 @@ def install(
                         name = reading.culprit(error)
                         if name is None or name in refused:
                             raise
-                        refused[name], parameter = fitting.refusal(name, reading.headers[name], error, model)
+                        refused[name], parameter = fitting.refusal(name, reading.headers[name][0], error, model)
                         touched.add(parameter)
                         if len(refused) < MOST_REFUSED:
                             continue
                         return [*refused.values(), "there may be more: the rest was not tried"]
-                return [*refused.values(), *writes.misfits.values(), *writes.unfilled(but=touched)]
+                unused = writes.unused(reading.headers)
+                return [*refused.values(), *writes.misfits.values(), *unused, *writes.unfilled(but=touched)]
 
     return HeadersLoader
 
@@ -112,11 +114,11 @@ class _Reading:
     """The tensors of headers, and which of them is looked at now.
 
     Attributes:
-        headers: name → "BF16 [64, 128]" of every tensor given so far.
+        headers: name → "BF16 [64, 128]", and how many numbers that are, of every tensor given so far.
     """
 
     def __init__(self, values: Collection[str], fake: Any) -> None:
-        self.headers: dict[str, str] = {}
+        self.headers: dict[str, tuple[str, int]] = {}
         self._values = values
         self._fake = fake
         self._left_out: Collection[str] = ()
@@ -161,10 +163,10 @@ class _Reading:
 
         header = opened.get_slice(name)
         kind, shape = header.get_dtype(), list(header.get_shape())
-        self._last, self.headers[name] = name, f"{kind} {shape}"
+        self._last, self.headers[name] = name, (f"{kind} {shape}", math.prod(shape))
         if name in self._values:
             with _disable_current_modes():
-                tensor = opened.get_tensor(name)
+                tensor = opened.get_tensor(name).clone()  # safetensors makes views of one storage
         else:
             with self._fake:
                 tensor = torch.empty(shape, dtype=fitting.dtype(kind, name), device="cpu")
