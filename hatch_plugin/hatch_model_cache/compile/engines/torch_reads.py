@@ -20,8 +20,9 @@ from ..pretend.patches import Patches
 
 CHECKED = "torch 2.13.0"
 
-_NOT_TRACED = frozenset({"torch", "triton", "sympy", "numpy", "model_cache", "hatch_model_cache"})
-"""Packages whose code is not the program's: versions are compared, or nothing of them is in a trace."""
+_TORCHS = "filelock fsspec jinja2 markupsafe mpmath networkx numpy setuptools sympy torch triton typing_extensions"
+_NOT_TRACED = frozenset([*_TORCHS.split(), "_distutils_hack", "model_cache", "hatch_model_cache"])
+"""Packages whose code is not the program's: torch and what it needs itself, an import hook of setuptools, ours."""
 
 
 @dataclass
