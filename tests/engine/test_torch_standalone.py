@@ -16,7 +16,7 @@ import pytest
 
 from engine import cpu_hosts
 from engine.hosts import compile_recipe, pack
-from engine.torch_programs import Program, project
+from engine.torch_programs import Program, project, record_in
 from model_cache.wheel import contents
 from model_cache.wheel.lookup import open_payload
 from model_cache.wheel.verify import verify
@@ -51,6 +51,8 @@ def test_a_bound_function_answers_at_once_and_refuses_what_it_was_not_compiled_f
         [looked] = contents.look(payload, verify(payload).manifest)
     assert looked.report.pickles > 0
     assert looked.problems == ()
+    record = record_in(blocks["standalone"])
+    assert (list(record.sources), record.functions) == (["block"], ("block:Block.forward", "block:normed"))
 
     block = Program(project(tmp_path, "block", "standalone"), host)
     warm = block.run(tmp_path / "warm", str(blocks["standalone"]))
