@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-STEP_SECONDS = 200
+STEP_SECONDS = 150
 TOLERANCE = 0.05
 """Largest difference from eager, of the largest value there: bfloat16 keeps 8 bits, through 4 layers."""
 
