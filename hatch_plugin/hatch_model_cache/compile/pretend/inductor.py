@@ -171,7 +171,7 @@ def same_in_every_process(patches: Patches) -> None:
     patches.set(AOTAutogradCache, "make_entry", staticmethod(make_entry), why=why, checked=CHECKED)
     explain = FxGraphCachePickler.debug_lines
 
-    def debug_lines(self: Any, details: Any) -> list[str]:
-        return [_ADDRESS.sub(" at 0x0", line) for line in explain(self, details)]
+    def debug_lines(self: Any, inp: Any) -> list[str]:
+        return [_ADDRESS.sub(" at 0x0", line) for line in explain(self, inp)]
 
     patches.set(FxGraphCachePickler, "debug_lines", debug_lines, why=why, checked=CHECKED)
