@@ -469,6 +469,29 @@ def test_a_region_is_for_one_of_the_targets() -> None:
         parse(manifest(regions=(replace(REGIONS[0], target="a100-sxm4-80gb"),)).to_json_bytes())
 
 
+def test_the_page_is_of_kernels_that_are_checked() -> None:
+    """docs/selfcheck.md, as `make selfcheck` and `make mutation` have written it."""
+    lines = (ROOT / "docs" / "selfcheck.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    models = {(row[0], row[1]): row[2:] for row in rows if row[1] in ("H100", "A100")}
+    wanted = {(row, gpu) for row in ("Llama", "Qwen3", "Qwen3-MoE", "Llama, fp8 online") for gpu in ("H100", "A100")}
+    assert wanted <= models.keys()
+    for kernels, source, ptx, cubin, unchecked, failed, generated, _ in models.values():
+        assert int(failed) == 0
+        assert int(kernels) - int(unchecked) == min(int(source), int(ptx), int(cubin))
+        done, every = map(int, re.fullmatch(r"(\d+) of (\d+) \(\d+%\)", generated).groups())  # type: ignore[union-attr]
+        assert done >= page.ENOUGH * every > 0
+    assert int(models["Llama", "H100"][-1]) < page.SECONDS
+    changes = {row[0]: list(map(int, row[1:])) for row in rows if row[0] in ("Triton source", "PTX")}
+    for number, caught, same, missed in changes.values():
+        assert number >= 200
+        assert (caught + same, missed) == (number, 0)
+    assert len(changes) == 2
+    reasons = [lines[number + 2] for number, line in enumerate(lines) if line.startswith("### No bit differs")]
+    assert reasons
+    assert not [why for why in reasons if why.startswith("No reason")]
+
+
 @pytest.mark.parametrize(
     ("passed", "failed", "seconds", "short"),
     [(GATES, 0, 179, 0), (GATES[:2], 0, 10, 1), (GATES, 1, 10, 1), (GATES, 0, 180, 1)],
