@@ -211,6 +211,7 @@ class _Shapes:
 
     def limits(self) -> tuple[Limit, ...]:
         """What guards of torch say of dimensions, and not their ranges; anything else than a limit is a problem."""
+        from torch.utils._sympy import functions
         from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
         ranges = {
@@ -220,6 +221,8 @@ class _Shapes:
         most: dict[tuple[str, ...], int] = {}
         for guard in self._environment.guards:
             condition = self._environment.replace(guard.expr)
+            for name in ("Min", "Max"):  # sympy's own know which of 128*s0 and 512*s0 is less (torch 2.11.0 asks)
+                condition = condition.replace(getattr(functions, name), getattr(functions.sympy, name))
             if condition == True:  # noqa: E712 - a sympy object
                 continue
             known = bound_sympy(condition, ranges)
