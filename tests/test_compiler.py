@@ -155,6 +155,7 @@ def test_the_engine_sees_the_recipe_and_nothing_of_this_machine(
         "task": "compile",
         "native": False,
         "layout": "per-rank",
+        "packages": None,
         "engine": "vllm",
         "version": "0.33.0",
         "target": targets.load(TARGET).as_dict(),
