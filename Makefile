@@ -27,7 +27,7 @@ page-tests: .venv/ready  ## the catalogue page in a real Chromium (Debian's pack
 publish-tests: .venv/ready  ## upload to real package indexes on the loopback, and install from them
 	$(BIN)/python -m pytest -m index $(TESTS)
 
-fleet-tests: .venv/ready  ## build wheels with every frontend, and matrices of them, here and on a Ray cluster of this machine
+fleet-tests: .venv/ready  ## build wheels with every frontend, and matrices of them, here and on a Ray cluster of this machine; lint pipelines
 	$(BIN)/python -m pytest -m fleet $(TESTS)
 
 engine-tests: engines  ## the tests with the real vLLM (minutes)

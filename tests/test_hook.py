@@ -34,6 +34,8 @@ REPOSITORY = Path(__file__).parent.parent
 STEM = f"{PACKAGE}-1.0.0"
 WHEEL = f"{STEM}-cp311-none-any.whl"
 
+pytestmark = pytest.mark.fleet
+
 
 def environment(**changes: str | Path) -> dict[str, str]:
     """The tests' environment without what would steer a build; a home that is in no payload."""
@@ -171,7 +173,6 @@ def _directory(path: Path) -> Path:
     return path
 
 
-@pytest.mark.fleet
 def test_every_frontend_gives_the_same_wheel(
     frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]], finished: Path
 ) -> None:
@@ -193,7 +194,6 @@ def test_every_frontend_gives_the_same_wheel(
     assert len(set(wheels.values())) == len(generators)
 
 
-@pytest.mark.fleet
 def test_frontends_leave_nothing_behind(
     frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]],
 ) -> None:
@@ -257,7 +257,6 @@ def test_the_serving_side_accepts_it(finished: Path) -> None:
         assert verify(payload).manifest.model.served_as == (MODEL, "/models/synthetic")
 
 
-@pytest.mark.fleet
 def test_pip_installs_it(
     frontends: dict[str, tuple[Path, subprocess.CompletedProcess[str]]], links: Path, venv: Path
 ) -> None:
@@ -277,7 +276,6 @@ def test_pip_installs_it(
     assert files == f"{digest} manifest.json"
 
 
-@pytest.mark.fleet
 def test_the_oldest_hatchling(tmp_path: Path, compiled: Path, links: Path) -> None:
     """The hook relies on how hatchling keeps what it read; 1.27 is the oldest one that is promised."""
     project = make_project(tmp_path / "old", requires='["hatchling==1.27.0", "hatch-model-cache"]')

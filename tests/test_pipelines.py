@@ -22,6 +22,8 @@ from hatch_model_cache.scaffold import templating
 from hatch_model_cache.scaffold.scaffold import PIPELINES
 from model_cache import cli
 
+pytestmark = pytest.mark.fleet
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MODEL = ROOT / "tests" / "data" / "models" / "llama-tiny"

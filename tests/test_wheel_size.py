@@ -41,12 +41,14 @@ def test_what_is_no_size(tmp_path: Path, text: str) -> None:
     assert any("max-wheel-size: must " in problem for problem in caught.value.problems)
 
 
+@pytest.mark.fleet
 def test_a_wheel_within_the_limit(tmp_path: Path) -> None:
     project = make_project(tmp_path / "one", TWO | {"max-wheel-size": "1 MB"}, name=NAME)
     wheel, _ = built(project, MODEL_CACHE_ARTIFACTS=make_artifacts(tmp_path / "compiled", project))
     assert wheel.stat().st_size < 10**6
 
 
+@pytest.mark.fleet
 def test_a_larger_one_is_deleted_and_says_where_its_bytes_are(tmp_path: Path) -> None:
     project = make_project(tmp_path / "one", TWO | {"max-wheel-size": "10 kB"}, name=NAME)
     output = refused(project, "-t", "wheel", MODEL_CACHE_ARTIFACTS=make_artifacts(tmp_path / "compiled", project))
@@ -63,6 +65,7 @@ def without_sizes(text: str) -> list[str]:
     return re.sub(r"[\d.]+ [kM]B", "SIZE", text).splitlines()
 
 
+@pytest.mark.fleet
 def test_a_signature_counts_too(tmp_path: Path) -> None:
     project = make_project(tmp_path / "one")
     compiled = make_artifacts(tmp_path / "compiled", project)
