@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,15 +54,26 @@ def selfcheck(what: Path, engine_python: str, *options: str) -> tuple[int, dict[
     command = [sys.executable, "-m", "model_cache", "selfcheck", str(what), "--json", *options]
     environment = {**os.environ, "MODEL_CACHE_PYTHON": engine_python}
     terminal, errors = os.openpty()
-    try:
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=300, check=False
-        )
-        shown_there = os.read(terminal, 1 << 16).decode()
-    finally:
-        os.close(errors)
-        os.close(terminal)
-    return done.returncode, json.loads(done.stdout), shown_there
+    with ThreadPoolExecutor(1) as pool:
+        # read meanwhile: a terminal takes no more than some kilobytes that nobody has read
+        shown_there = pool.submit(read_to_the_end, terminal)
+        try:
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=300, check=False
+            )
+        finally:
+            os.close(errors)
+    os.close(terminal)
+    return done.returncode, json.loads(done.stdout), shown_there.result()
+
+
+def read_to_the_end(terminal: int) -> str:
+    """What is written to a terminal until nobody has it open any more, which reading then says with an error."""
+    parts = []
+    with suppress(OSError):
+        while part := os.read(terminal, 1 << 16):
+            parts.append(part)
+    return b"".join(parts).decode()
 
 
 def test_a_build_checks_every_kernel(built: Built) -> None:
