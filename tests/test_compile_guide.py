@@ -12,6 +12,8 @@ from build_factories import CONFIG
 from fakes import fake_engine
 from hatch_model_cache.packing import artifacts
 
+pytestmark = pytest.mark.fleet
+
 NAME = "model-cache-qwen3-8b-h100-sxm5-80gb"
 MODEL, TARGET = "Qwen/Qwen3-8B", "h100-sxm5-80gb"
 

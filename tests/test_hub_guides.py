@@ -23,6 +23,8 @@ from test_find import serve_site
 from verdicts import FACTORS, FLAGS, HOST, OPTIONS, UNKEYED, look_up
 from verdicts import wheel as manifest_of
 
+pytestmark = pytest.mark.fleet
+
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

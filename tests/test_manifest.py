@@ -295,7 +295,7 @@ def nested() -> st.SearchStrategy[Any]:
     )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(place=st.sampled_from(REQUIRED), value=nested())
 def test_no_value_anywhere_raises_anything_else(place: tuple[Callable[..., Any], str], value: Any) -> None:
     make, path = place
@@ -308,7 +308,7 @@ def test_no_value_anywhere_raises_anything_else(place: tuple[Callable[..., Any],
     assert parse(manifest.to_json_bytes()) == manifest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.binary(max_size=300), cut=st.integers(0, 4000))
 def test_no_bytes_raise_anything_else(data: bytes, cut: int) -> None:
     valid = dump(make_document())

@@ -496,7 +496,7 @@ values = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
 @given(st.dictionaries(words, values, max_size=6))
 def test_whatever_a_file_holds_is_read_or_refused(directory: Path, table: dict[str, Any]) -> None:
     right = tomllib.loads(TEXT)

@@ -450,7 +450,7 @@ def test_a_zip_bomb_is_read_no_further_than_the_manifest_says(tmp_path: Path) ->
     assert "manifest.json is larger than" in problems(make_wheel(tmp_path, edit=swell_manifest))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_change_to_an_archive_raises_anything_else(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "fuzz" / f"{PACKAGE}-1.0.0-cp311-none-any.whl"

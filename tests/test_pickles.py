@@ -303,7 +303,7 @@ def test_a_deadline_ends_the_work() -> None:
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda body: b"\x80\x04" + body + b"."))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_bytes_give_a_report(data: bytes) -> None:
     found = report(data)
     assert isinstance(found, Report)
