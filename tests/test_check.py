@@ -220,6 +220,7 @@ def test_the_engine_is_asked_with_exactly_the_command_and_the_environment(
 ) -> None:
     monkeypatch.setenv("VLLM_FROM_HERE", "1")
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/not/to/be/touched")
+    monkeypatch.setenv("CI", "true")
     (tmp_path / "env").write_text("# a comment\n\nVLLM_FROM_FILE=a b=c \n")
     command = ("--", "env", "VLLM_FROM_COMMAND=1", "/opt/bin/vllm", "serve", "m", "--seed", "1", "--", "--json")
     assert run(built, "--env", str(tmp_path / "env"), command=command)[0] == 0
@@ -231,6 +232,7 @@ def test_the_engine_is_asked_with_exactly_the_command_and_the_environment(
     assert environment["VLLM_FROM_HERE"] == "1"
     assert environment["VLLM_FROM_FILE"] == "a b=c "
     assert environment["VLLM_FROM_COMMAND"] == "1"
+    assert "CI" not in environment, "it is this pipeline's, not the host's of --target"
     assert environment["MODEL_CACHE_DISABLE"] == "1", "a check deploys nothing"
     assert environment["VLLM_CACHE_ROOT"].startswith(str(tmp_path / "temporary")), "a check leaves nothing"
     assert environment["TMPDIR"].startswith(str(tmp_path / "temporary/model-cache-check-"))
@@ -377,6 +379,7 @@ def test_from_pid_takes_command_environment_and_directory(
         "FAKE_RESULT": os.environ["FAKE_RESULT"],
         "FAKE_REPORT": os.environ["FAKE_REPORT"],
         "ONLY_THERE": "1",
+        "CI": "true",
     }
     with subprocess.Popen(
         [sys.executable, str(sleeper), "serve", "./m", "--seed", "7"],

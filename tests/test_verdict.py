@@ -55,6 +55,7 @@ def test_a_hit_has_no_reasons() -> None:
             {},
             "build a wheel with the option `checkpoint`, of these weights",
         ),
+        ({"functorch__error_on_custom_op_aliasing": "true"}, (), {"CI": "true"}, "unset CI"),
         ({"torch__key": "0" * 64}, (), {}, "install vllm 0.33.0 with torch 2.14.0+cu130"),
     ],
 )  # fmt: skip

@@ -83,6 +83,9 @@ def test_a_check_beforehand_names_the_flag(host: CpuHost) -> None:
     [checked] = shown.run([command], host.work, codes={command.text: 10}, **variables)
     assert plain(checked.output) == plain(command.output or "")
 
+    [checked] = shown.run([command], host.work, codes={command.text: 10}, **variables, CI="true")
+    assert "error_on_custom_op_aliasing is true here, false in the wheel. Unset CI." in checked.output
+
 
 def plain(text: str) -> str:
     """Without what differs from run to run, and for the CPU that is here."""

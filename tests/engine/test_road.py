@@ -263,6 +263,7 @@ def as_shown(host: Host, commands: Sequence[shown.Command], **options: Any) -> l
     path = f"{host.python.parent}{os.pathsep}{os.environ['PATH']}"
     (host.place / "home").mkdir(exist_ok=True)
     variables = {"PATH": path, "HOME": str(host.place / "home"), "VLLM_CACHE_ROOT": str(host.cache_root)}
+    variables["CI"] = "true"  # as in a pipeline, which speaks of another host
     return shown.run(commands, host.work, **variables, **options)
 
 

@@ -20,6 +20,9 @@ AND = " and "
 PLACE = "code.directory"
 """The factor that says where the engine's packages lie; only a key of vLLM's piecewise path has it."""
 
+_READ_AT_IMPORT = {"functorch.error_on_custom_op_aliasing": "CI"}
+"""Factors that torch 2.13.0 takes from a variable of another name (torch._functorch.config)."""
+
 _WAY, _OF_WAY = "env.VLLM_USE_AOT_COMPILE", ("code", "functorch")
 """The factor that turns that path on and off, and the parts of the key that follow from it."""
 
@@ -118,7 +121,8 @@ def _outside(factor: str, manifest: Manifest, host: CommandLine) -> str | None:
     if factor == "model.word_embeddings_untied_by_checkpoint":  # of vllm 0.33.0: only the headers tell
         return CHECKPOINT
     if part in ("torch", "code", "functorch", "vllm", "inductor"):
-        variable = _variable(factor.rpartition(".")[2].upper(), manifest, host) if part == "inductor" else None
+        variable = _READ_AT_IMPORT.get(factor) or (name.rpartition(".")[2].upper() if part == "inductor" else None)
+        variable = variable and _variable(variable, manifest, host)
         if variable:
             return variable
         return f"install {manifest.engine.name} {manifest.engine.version} with torch {manifest.engine.torch}"

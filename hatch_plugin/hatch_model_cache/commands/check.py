@@ -57,7 +57,7 @@ def add_parsers(commands: argparse._SubParsersAction[Parser]) -> None:
         "model-cache check [options] [NAME|WHEEL …] -- vllm serve MODEL …\n       model-cache check RECIPE_DIR"
     )
     parser.add_argument("what", nargs="*", metavar="NAME|WHEEL|RECIPE_DIR", help="wheels (default: all installed)")
-    parser.add_argument("--target", metavar="NAME", help="check for this GPU instead of the one that is here")
+    parser.add_argument("--target", metavar="NAME", help="check for a host with this GPU, not the one here")
     parser.add_argument("--env", type=Path, metavar="FILE", help="NAME=value lines to add to the environment")
     parser.add_argument("--from-pid", type=int, metavar="PID", help="take command and environment of this process")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
     words: list[str] = arguments.engine_command
     if not words and arguments.from_pid is None:
         return _check_recipe(arguments)
-    environment, directory = dict(os.environ), None
+    environment, directory = dict(os.environ) if arguments.target is None else interpreter.elsewhere(), None
     if arguments.from_pid is not None:
         if words:
             raise UsageError("give --from-pid or a command after --, not both")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -56,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from hatch_model_cache import targets
     from hatch_model_cache.checking import check
     from hatch_model_cache.compile import engines
-    from hatch_model_cache.compiling import rehearsal
+    from hatch_model_cache.compiling import interpreter, rehearsal
 
     if not arguments.engine_command:
         raise UsageError("give the engine's command line after --: model-cache rehearse --target NAME -- vllm serve …")
@@ -66,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
         # a cache root of its own: a rehearsal that misses compiles, and must leave nothing where servers look
         adapter = engines.adapter(check.parse_command(arguments.engine_command).engine)
         root = arguments.root or Path(scratch)
-        environment = {**os.environ, **adapter.environment(root)}
+        environment = {**interpreter.elsewhere(), **adapter.environment(root)}
         environment["MODEL_CACHE_ASSUME_TARGET"] = target.name  # the plug-in cannot see a pretended GPU
         report = rehearsal.rehearse(
             arguments.engine_command, target.name, environment=environment, timeout=arguments.timeout

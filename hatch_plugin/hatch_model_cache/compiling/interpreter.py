@@ -136,6 +136,15 @@ def _first(python: str, names: Sequence[str]) -> tuple[str | None, str]:
     return (name, version) if name in names else (None, "")
 
 
+def elsewhere() -> dict[str, str]:
+    """This process's environment as an engine on another host may have it: without ``CI``.
+
+    Every pipeline sets that for its own jobs, and torch 2.13.0 puts it into the key of whatever an engine compiles
+    (``error_on_custom_op_aliasing`` of torch._functorch.config).
+    """
+    return {name: value for name, value in os.environ.items() if name != "CI"}
+
+
 def scrubbed_environment(
     recipe_environment: Mapping[str, str], engine_environment: Mapping[str, str], scratch: Path
 ) -> dict[str, str]:
