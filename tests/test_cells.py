@@ -15,6 +15,7 @@ import pytest
 
 from answers import family
 from cells import cell, forked, rows, table
+from cells.answers import Answers
 from hatch_model_cache.recipe.checks import speculative_models
 
 ROWS = rows.load()
@@ -69,11 +70,23 @@ def test_a_llama_has_cells_of_older_engines_too() -> None:
 @pytest.mark.parametrize(
     "answer", [cell.Answer(), cell.Answer("why", "serve", ["backbone"], 1, 2, 3, 0.5, {"load": 1.0})]
 )
-def test_an_answer_is_kept(tmp_path: Path, answer: cell.Answer) -> None:
-    path = tmp_path / "answers" / "one.json"
-    assert cell.kept(path) is None
-    cell.keep(answer, path)
-    assert cell.kept(path) == answer
+def test_an_answer_is_kept_until_its_row_changes(tmp_path: Path, answer: cell.Answer) -> None:
+    row, other = ROWS[:2]
+    answers = Answers(tmp_path / "coverage.json")
+    assert set(answers.read(ROWS[:2]).values()) == {None}
+    answers.keep(row, "A100", answer)
+    answers.keep(other, "A100", answer)
+    answers.keep(row, "B200", answer)
+    kept = {place for place, found in answers.read(ROWS[:2]).items() if found == answer}
+    assert kept == {(row.name, "A100"), (other.name, "A100"), (row.name, "B200")}
+    assert not any(answers.read([dataclasses.replace(row, config={"hidden_size": 1})]).values())
+
+
+def test_the_table_is_what_the_kept_answers_say() -> None:
+    document = rows.HERE.parents[1] / "docs" / "coverage.md"
+    answers = Answers(document.with_suffix(".json")).read(ROWS)
+    assert sum(answer is not None and answer.hit for answer in answers.values()) >= 80
+    assert table.document(ROWS, answers) == document.read_text("utf-8")
 
 
 def test_only_a_compile_is_forked(tmp_path: Path) -> None:

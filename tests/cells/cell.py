@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -174,14 +174,3 @@ def _short(text: str) -> str:
     line = re.sub(r"(\. (The engine's|Its) log: \S+| \(logs: [^)]*\))", "", " ".join(text.split()))
     line = re.sub(r"/(tmp|var)/\S+", "…", line)
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
-
-
-def keep(answer: Answer, path: Path) -> None:
-    """Write an answer down."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(answer), indent=1) + "\n", "utf-8")
-
-
-def kept(path: Path) -> Answer | None:
-    """An answer that was written down; None for a cell that was not run yet."""
-    return Answer(**json.loads(path.read_text("utf-8"))) if path.is_file() else None

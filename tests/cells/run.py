@@ -3,7 +3,8 @@
     make coverage                        every cell that was not run yet, H100 first (about half a minute each)
     python tests/cells/run.py --only Llama --column H100 --again all
 
-An answer is kept in .cells/answers until the row, a model's files or the target change. The engine is imported once for
+An answer is kept in docs/coverage.json until the row, a model's files or the target change; several of these processes
+may run at a time, on different cells. The engine is imported once for
 all compiles of a column, which are forked (`fork_server`); a row that sets variables may change the import, so it has
 its own.
 """
@@ -30,10 +31,12 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "engines"), str(ROOT / "hatch_pl
 from prepare import prepare  # noqa: E402
 
 from cells import cell, forked, rows, table  # noqa: E402
+from cells.answers import Answers  # noqa: E402
 from cells.uv_pip import pip  # noqa: E402
 
 PLACE = ROOT / ".cells"
 DOCUMENT = ROOT / "docs" / "coverage.md"
+ANSWERS = Answers(DOCUMENT.with_suffix(".json"))
 
 
 @functools.cache
@@ -58,15 +61,9 @@ def bench(engine: str, through: tuple[str, ...]) -> cell.Bench:
     return cell.Bench(str(prepare(engine, ROOT / ".engines" / engine)), serving, PLACE, through)
 
 
-def path_of(row: rows.Row, column: rows.Column) -> Path:
-    """Where the answer of a cell is kept."""
-    return PLACE / "answers" / column.engine / f"{row.name}-{column.target}-{row.digest(column.target)}.json"
-
-
 def write(every: list[rows.Row]) -> None:
     """The document, from the answers that are kept."""
-    answers = {(row.name, title): cell.kept(path_of(row, at)) for row in every for title, at in row.columns.items()}
-    DOCUMENT.write_text(table.document(every, answers), "utf-8")
+    DOCUMENT.write_text(table.document(every, ANSWERS.read(every)), "utf-8")
 
 
 def benches(
@@ -95,11 +92,12 @@ def main() -> int:
     every = rows.load()
     named = [row for text in arguments.only or [""] for row in every if text in row.title]
     wanted = [row for row in dict.fromkeys(named) if not any(text in row.title for text in arguments.but)]
+    known = ANSWERS.read(every)
     todo = [
         (column, row)
         for column in arguments.column or rows.COLUMNS
         for row in wanted
-        if column in row.columns and _wanted(cell.kept(path_of(row, row.columns[column])), arguments.again)
+        if column in row.columns and _wanted(known[row.name, column], arguments.again)
     ]
     until = time.monotonic() + arguments.minutes * 60
     if not arguments.write:
@@ -114,7 +112,7 @@ def main() -> int:
                 except Exception:  # a defect of this script or of packing; the other cells are not concerned
                     traceback.print_exc()
                     continue
-                cell.keep(answer, path_of(row, at))
+                ANSWERS.keep(row, column, answer)
                 write(every)
                 said = "hit" if answer.hit else answer.refused
                 print(f"{column} {row.title}: {said} {answer.seconds}, {time.monotonic() - begun:.0f} s", flush=True)
