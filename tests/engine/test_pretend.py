@@ -288,7 +288,17 @@ def test_tiny_tensors_have_their_values_and_what_is_made_of_others_has_none(aske
         "on the host": 2.75,
         "of a large one": 1.0,
         "all written over": 8.0,
+        "repeated": [1, 4],
     }
+
+
+def test_weights_are_repacked_for_marlin_to_the_shapes_of_real_ones(asked: Asked) -> None:
+    answers = asked["marlin_weights"]
+    assert answers["pretended"] == answers["real"] == [[2, 48], [48, 1], "torch.int32"]
+    assert answers["is"] == ["FakeTensor", "cuda:0"]
+    assert answers["factor"] == 1.0
+    assert answers["nonzero elsewhere"] == "MissingFakeKernelError"
+    assert answers["stand-ins"] == ["1.0", "True", "an array of zeros", "result of aten::nonzero"]
 
 
 def test_every_replaced_attribute_is_back(asked: Asked) -> None:

@@ -17,6 +17,7 @@ import json
 import sys
 import traceback
 import types
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ CUBINS = Path(__file__).resolve().parents[2] / "data" / "cubins"
 MISSING = object()
 
 from hatch_model_cache import cubin, targets  # noqa: E402
-from hatch_model_cache.compile.pretend import Pretence, model_loading, patches, small_values  # noqa: E402
+from hatch_model_cache.compile.pretend import Pretence, model_loading, patches  # noqa: E402
 
 results: dict[str, Any] = {}
 
@@ -538,8 +539,6 @@ def model_loader() -> dict[str, Any]:
 @check
 def small_values_are_carried() -> dict[str, Any]:
     """What a loader does with scales; "read" of an unknown value is a stand-in's 1.0."""
-    fake = pretence.mode.fake
-    small_values.install(pretence.patches, fake)
     with pretence.mode, torch.no_grad():
         made = torch.zeros(3, device="cuda")
         scales = torch.nn.Parameter(torch.empty(3, device="cuda"), requires_grad=False)
@@ -558,7 +557,35 @@ def small_values_are_carried() -> dict[str, Any]:
         found["of a large one"] = scales.max().item()
         scales.fill_(8.0)
         found["all written over"] = scales[2].item()
+        times = torch.tensor([3, 1], device="cuda")
+        found["repeated"] = list(torch.empty(1, 2, device="cuda").repeat_interleave(times, dim=1).shape)
     return found
+
+
+@check
+def marlin_weights() -> dict[str, Any]:
+    """What vLLM does for Marlin with the values of weights, on real tensors and on pretended ones: the same shapes."""
+    import vllm.model_executor.layers.quantization.utils.marlin_utils_fp4 as marlin_utils_fp4
+    from vllm.model_executor.layers.quantization.utils.quant_utils import unpack_cols
+
+    known = Counter(log.stand_ins)
+    packed = torch.arange(12, dtype=torch.int32).reshape(2, 6)
+    real = unpack_cols(packed, 4, 2, 48)
+    with pretence.mode:
+        pretended = unpack_cols(packed.to("cuda"), 4, 2, 48)
+        factor = marlin_utils_fp4._nvfp4_compute_scale_factor(torch.ones(4, 2, device="cuda"))
+        try:
+            told = str(torch.ones(3, device="cuda").nonzero().shape)
+        except Exception as error:
+            told = type(error).__name__
+    return {
+        "real": [list(real.shape), list(real.stride()), str(real.dtype)],
+        "pretended": [list(pretended.shape), list(pretended.stride()), str(pretended.dtype)],
+        "is": [type(pretended).__name__, str(pretended.device)],
+        "factor": factor,
+        "nonzero elsewhere": told,
+        "stand-ins": sorted({answer for (site, answer) in log.stand_ins - known if "/quantization/utils/" in site}),
+    }
 
 
 pretence.close()

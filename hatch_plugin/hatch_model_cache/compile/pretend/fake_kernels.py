@@ -21,12 +21,14 @@ class FakeKernel:
         returns: the same in words.
         why: where it is asked, and why an answer without values is enough.
         source: the implementation that `answer` was read from.
+        asked_in: the only file of the engine that `why` holds for; elsewhere the operator stops the build. Empty: any.
     """
 
     answer: Callable[..., Any]
     returns: str
     why: str
     source: str
+    asked_in: str = ""
 
 
 _TMA_ALIGNMENT = 4
@@ -44,6 +46,10 @@ def _one_value(values: Any, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
 
     nothing = values.new_empty(0, dtype=torch.int64)
     return values.reshape(-1)[:1].clone(), nothing, nothing
+
+
+def _one_place(condition: Any) -> Any:
+    return condition.new_zeros((1, condition.dim()), dtype=condition.new_empty(0).long().dtype)
 
 
 def _required_layout(
@@ -99,6 +105,13 @@ WITHOUT_FAKE_KERNEL: dict[str, FakeKernel] = {
         why="vLLM shares the memory of embeddings and head if a checkpoint has both and they are equal; the head is in "
         "no compiled graph",
         source="vllm 0.33.0, model_loader/weight_tying.py, maybe_retie_word_embeddings",
+    ),
+    "aten::nonzero": FakeKernel(
+        _one_place,
+        returns="one place: as if one number were not zero",
+        why="the largest scale of NVFP4 weights, for Marlin, makes a factor that scales are multiplied with",
+        source="vllm 0.33.0, marlin_utils_fp4.py, _nvfp4_compute_scale_factor",
+        asked_in="vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py",
     ),
     "deep_gemm::transform_sf_into_required_layout": FakeKernel(
         _required_layout,

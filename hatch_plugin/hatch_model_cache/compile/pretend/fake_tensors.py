@@ -92,8 +92,10 @@ def _decompose_moves(patches: Patches, fake_tensor: Any) -> None:
 
 
 def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours: Any) -> None:
-    """Outside tracing, ``.item()`` and ``bool()`` of a tensor without storage answer 1 / 1.0 / True, and are logged."""
+    """Outside tracing, ``.item()`` and ``bool()`` of a tensor without storage answer 1 / 1.0 / True, and ``.numpy()``
+    zeros; each is logged."""
     import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
     dispatch = fake_tensor.FakeTensorMode._dispatch_impl
     read = torch.ops.aten._local_scalar_dense.default
@@ -112,7 +114,7 @@ def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours:
             device.log.stand_ins[(_site(), repr(value))] += 1
             return value
         stated = fake_kernels.WITHOUT_FAKE_KERNEL.get(func._schema.name)
-        if stated is not None:
+        if stated is not None and _site().startswith(stated.asked_in):
             device.log.stand_ins[(_site(), f"result of {func._schema.name}")] += 1
             with self:
                 return stated.answer(*args, **kwargs)
@@ -124,9 +126,17 @@ def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours:
                 f"state what it returns in {fake_kernels.__name__}.WITHOUT_FAKE_KERNEL"
             ) from error
 
-    patches.set(
-        fake_tensor.FakeTensorMode, "_dispatch_impl", answer, why="values that only real weights hold", checked=CHECKED
-    )
+    why = "values that only real weights hold"
+    patches.set(fake_tensor.FakeTensorMode, "_dispatch_impl", answer, why=why, checked=CHECKED)
+
+    def numbers(self: Any, *, force: bool = False) -> Any:
+        if self.fake_mode is not ours:
+            return torch._C.TensorBase.numpy(self, force=force)
+        device.log.stand_ins[(_site(), "an array of zeros")] += 1
+        with _disable_current_modes():
+            return torch.zeros(tuple(self.shape), dtype=self.dtype).numpy()
+
+    patches.set(fake_tensor.FakeTensor, "numpy", numbers, why=why, checked=CHECKED)
 
 
 def reassign_in_apply(patches: Patches) -> None:

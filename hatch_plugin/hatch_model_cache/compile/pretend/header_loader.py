@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from . import fitting, small_values
+from . import fitting
 from .fake_tensors import MissingFakeKernelError
 from .fitting import CheckpointError
 from .patches import Patches
@@ -57,7 +57,6 @@ def install(
     """
     import vllm.model_executor.model_loader.default_loader as default
 
-    small_values.install(patches, fake)
     reading = _Reading(checkpoint.values, fake)
     patches.set(default, "safetensors_weights_iterator", reading.tensors, why="there are headers only", checked=CHECKED)
 

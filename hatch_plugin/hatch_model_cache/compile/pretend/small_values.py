@@ -1,5 +1,5 @@
-"""Values of tiny tensors, carried along beside the fake ones: what the engine computes of a checkpoint's scales, and
-asks of them, is then answered from the checkpoint.
+"""Values of tiny tensors, carried along beside the fake ones: what the engine computes of a checkpoint's scales, or of
+numbers that it has written down itself, and asks of them, is then answered from those.
 
 Unknown is what depends on anything larger, and what the engine makes on the GPU itself, until all of it is written over
 with something known: kernels fill such tensors, which is not seen here.
@@ -26,6 +26,7 @@ def install(patches: Patches, fake: Any) -> None:
 
     dispatch = FakeTensorMode.dispatch
     read = torch.ops.aten._local_scalar_dense.default
+    repeat = torch.ops.aten.repeat_interleave.Tensor
     values = _Values()
 
     def carry(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -34,11 +35,14 @@ def install(patches: Patches, fake: Any) -> None:
         if func is read and (value := values.of(args[0])) is not None:
             with _for_real():
                 return value.item()
+        if func is repeat and (value := values.of(args[0])) is not None:  # else nobody knows the result's size
+            with _for_real():
+                kwargs = {**(kwargs or {}), "output_size": int(value.sum())}
         result = dispatch(self, func, types, args, kwargs)
         values.follow(func, args, kwargs or {}, result)
         return result
 
-    patches.set(FakeTensorMode, "dispatch", carry, why="tiny tensors of a checkpoint have values", checked=CHECKED)
+    patches.set(FakeTensorMode, "dispatch", carry, why="some tiny tensors have values", checked=CHECKED)
 
 
 def _for_real() -> Any:
