@@ -69,7 +69,10 @@ def install(patches: Patches, device: Device, fake: Any, checkpoint: Checkpoint 
     import vllm.utils.torch_utils as torch_utils
     import vllm.v1.worker.gpu_worker  # not its model runners: which one is used, it decides
 
-    patches.set_everywhere(torch_utils, "PIN_MEMORY", False, why="pinning needs the driver", checked=CHECKED)
+    # asked here only: what needs pinned memory is chosen by whether a GPU has it, and must be
+    why = "pinning needs the driver"
+    patches.set_everywhere(torch_utils, "PIN_MEMORY", False, why=why, checked=CHECKED)
+    patches.set(torch_utils, "is_pin_memory_available", lambda: False, why=why, checked=CHECKED)
 
     def view(cpu_tensor: Any) -> Any:
         return torch.empty(cpu_tensor.shape, dtype=cpu_tensor.dtype, device=torch.device("cuda", device.current))
