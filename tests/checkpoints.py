@@ -41,28 +41,48 @@ def write(path: Path, tensors: Tensors, scale: float = 0.25) -> Path:
     return path
 
 
-def llama(config: Mapping[str, Any], *, static_fp8: bool = False) -> dict[str, tuple[str, Sequence[int]]]:
-    """The tensors of a Llama with this config.json, in bfloat16; static_fp8: those of its layers in fp8, scaled."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    queries = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
-    linear = {
-        **{f"self_attn.{name}_proj": [keys, hidden] for name in "kv"},
-        **{f"mlp.{name}_proj": [inner, hidden] for name in ("gate", "up")},
-        "self_attn.q_proj": [queries, hidden],
-        "self_attn.o_proj": [hidden, queries],
-        "mlp.down_proj": [hidden, inner],
-    }
+def model(config: Mapping[str, Any], weights: str = "bf16") -> Tensors:
+    """The tensors of a Llama, or of a Qwen3-MoE, with this config.json.
+
+    weights: of the linear layers: ``bf16``, ``static fp8`` or ``awq`` (the router of a mixture has none of these).
+    """
+    hidden, head = config["hidden_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    linear = {f"self_attn.{name}_proj": (keys, hidden) for name in "kv"}
+    linear |= {"self_attn.q_proj": (queries, hidden), "self_attn.o_proj": (hidden, queries)}
+    plain: dict[str, Sequence[int]] = {f"{name}.weight": [hidden] for name in ("input_layernorm", _AFTER)}
+    if config["model_type"] == "qwen3_moe":
+        inner = config["moe_intermediate_size"]
+        plain |= {f"self_attn.{name}_norm.weight": [head] for name in "qk"}
+        plain |= {"mlp.gate.weight": [config["num_experts"], hidden]}
+        blocks = [f"mlp.experts.{number}" for number in range(config["num_experts"])]
+    else:
+        inner, blocks = config["intermediate_size"], ["mlp"]
+    for block in blocks:
+        linear |= {f"{block}.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+        linear |= {f"{block}.down_proj": (hidden, inner)}
     table: dict[str, tuple[str, Sequence[int]]] = {
         "lm_head.weight": ("BF16", [config["vocab_size"], hidden]),
         "model.embed_tokens.weight": ("BF16", [config["vocab_size"], hidden]),
         "model.norm.weight": ("BF16", [hidden]),
     }
     for layer in (f"model.layers.{number}" for number in range(config["num_hidden_layers"])):
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            table[f"{layer}.{norm}.weight"] = ("BF16", [hidden])
-        for name, shape in linear.items():
-            table[f"{layer}.{name}.weight"] = ("F8_E4M3" if static_fp8 else "BF16", shape)
-            if static_fp8:
-                table |= {f"{layer}.{name}.{kind}_scale": ("F32", []) for kind in ("weight", "input")}
+        table |= {f"{layer}.{name}": ("BF16", shape) for name, shape in plain.items()}
+        for name, (rows, columns) in linear.items():
+            table |= {f"{layer}.{name}.{part}": tensor for part, tensor in _linear(rows, columns, weights).items()}
     return table
+
+
+_AFTER = "post_attention_layernorm"
+_GROUP = 128
+"""Numbers of one column that share a scale, in AWQ."""
+
+
+def _linear(rows: int, columns: int, weights: str) -> Tensors:
+    if weights == "awq":  # eight numbers of four bits in each of 32
+        groups = columns // _GROUP
+        packed = {"qweight": ("I32", [columns, rows // 8]), "qzeros": ("I32", [groups, rows // 8])}
+        return packed | {"scales": ("F16", [groups, rows])}
+    if weights == "static fp8":
+        return {"weight": ("F8_E4M3", [rows, columns])} | dict.fromkeys(("weight_scale", "input_scale"), ("F32", ()))
+    return {"weight": ("BF16", [rows, columns])}

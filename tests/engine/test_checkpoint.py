@@ -20,14 +20,12 @@ from model_cache.errors import CompileError
 pytestmark = pytest.mark.engine
 
 H100 = "h100-sxm5-80gb"
-LLAMA = ROOT / "tests" / "data" / "models" / "llama-tiny"
-CONFIG = json.loads((LLAMA / "config.json").read_text())
-STATIC_FP8 = {
-    **CONFIG,
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "quantization_config": {"quant_method": "fp8", "activation_scheme": "static"},
-}
+MODELS = ROOT / "tests" / "data" / "models"
+CONFIG, MOE = (json.loads((MODELS / name / "config.json").read_text()) for name in ("llama-tiny", "qwen3-moe-tiny"))
+LARGER = {"hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 256}
+STATIC_FP8 = {**CONFIG, **LARGER, "quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+FOUR_BITS = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+AWQ_MOE = {**MOE, **LARGER, "quantization_config": FOUR_BITS}
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +55,18 @@ def compiled(place: Path, config: dict[str, Any], tensors: checkpoints.Tensors |
     return artifacts.read(place / "out")
 
 
-def test_with_headers_keys_graphs_and_kernels_are_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "weights", "tensors"), [(CONFIG, "bf16", 39), (AWQ_MOE, "awq", 181)], ids=["llama", "awq-moe"]
+)
+def test_with_headers_keys_graphs_and_kernels_are_the_same(
+    config: dict[str, Any], weights: str, tensors: int, tmp_path: Path
+) -> None:
     """The kernels to the byte; the artifact has a random name for its function in it."""
-    without = compiled(tmp_path / "without", CONFIG, None).contents
-    found = compiled(tmp_path / "with", CONFIG, checkpoints.llama(CONFIG)).contents
+    without = compiled(tmp_path / "without", config, None).contents
+    found = compiled(tmp_path / "with", config, checkpoints.model(config, weights)).contents
     assert without.build.checkpoint is None
     assert found.build.checkpoint is not None
-    assert found.build.checkpoint.tensors == 39
+    assert found.build.checkpoint.tensors == tensors
     assert [entry.key for entry in found.entries] == [entry.key for entry in without.entries]
     assert found.factors == without.factors
     assert found.regions == without.regions, "graphs, and what Inductor has written for them"
@@ -73,7 +76,7 @@ def test_with_headers_keys_graphs_and_kernels_are_the_same(tmp_path: Path) -> No
 
 def test_everything_that_does_not_fit_stops_the_build(tmp_path: Path) -> None:
     layers = [f"model.layers.{number}" for number in range(4)]
-    tensors = checkpoints.llama(CONFIG)
+    tensors = checkpoints.model(CONFIG)
     del tensors["model.norm.weight"], tensors[f"{layers[1]}.self_attn.k_proj.weight"]
     tensors |= {
         f"{layers[0]}.mlp.down_proj.weight": ("BF16", [256, 600]),
@@ -117,7 +120,7 @@ def test_everything_that_does_not_fit_stops_the_build(tmp_path: Path) -> None:
 
 def test_scales_of_a_static_fp8_checkpoint_are_known(tmp_path: Path) -> None:
     """What vLLM asks of them is answered from the checkpoint: nothing is made up."""
-    found = compiled(tmp_path, STATIC_FP8, checkpoints.llama(STATIC_FP8, static_fp8=True)).contents
+    found = compiled(tmp_path, STATIC_FP8, checkpoints.model(STATIC_FP8, "static fp8")).contents
     assert found.build.checkpoint is not None
     assert found.build.checkpoint.values == 56
     assert found.build.stand_ins == ()
