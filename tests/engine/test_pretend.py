@@ -179,6 +179,7 @@ def test_an_operator_without_a_fake_kernel_stops_the_build_with_its_name(asked: 
         assert answer.startswith("MissingFakeKernelError: ")
         assert name in answer
         assert "WITHOUT_FAKE_KERNEL" in answer
+    assert answers["all_values"].startswith("MissingFakeKernelError: all values of a tensor without any are asked for")
 
 
 def test_what_operators_without_a_fake_kernel_return(asked: Asked) -> None:
@@ -288,6 +289,7 @@ def test_tiny_tensors_have_their_values_and_what_is_made_of_others_has_none(aske
         "on the host": 2.75,
         "of a large one": 1.0,
         "all written over": 8.0,
+        "a placeholder, and after loading": [-1.0, 1.0],
         "repeated": [1, 4],
     }
 

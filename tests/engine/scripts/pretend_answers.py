@@ -264,6 +264,7 @@ def missing_fake_kernel() -> dict[str, Any]:
         for name, ask in (
             ("no_kernel", lambda: torch.ops.model_cache_test.mystery(x)),
             ("shape_from_values", lambda: torch.nonzero(x)),
+            ("all_values", lambda: x.cpu().numpy()),
         ):
             try:
                 ask()
@@ -539,6 +540,8 @@ def model_loader() -> dict[str, Any]:
 @check
 def small_values_are_carried() -> dict[str, Any]:
     """What a loader does with scales; "read" of an unknown value is a stand-in's 1.0."""
+    import vllm.model_executor.model_loader.dummy_loader as model_loading_of_vllm
+
     with pretence.mode, torch.no_grad():
         made = torch.zeros(3, device="cuda")
         scales = torch.nn.Parameter(torch.empty(3, device="cuda"), requires_grad=False)
@@ -558,6 +561,10 @@ def small_values_are_carried() -> dict[str, Any]:
         scales.fill_(8.0)
         found["all written over"] = scales[2].item()
         times = torch.tensor([3, 1], device="cuda")
+        scale = torch.nn.Parameter(torch.tensor(-1.0).to("cuda"), requires_grad=False)
+        known = [scale.item()]
+        model_loading_of_vllm.initialize_single_dummy_weight(scale.detach())
+        found["a placeholder, and after loading"] = [*known, scale.item()]
         found["repeated"] = list(torch.empty(1, 2, device="cuda").repeat_interleave(times, dim=1).shape)
     return found
 

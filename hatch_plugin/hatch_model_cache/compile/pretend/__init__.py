@@ -30,7 +30,6 @@ from . import (
     model_loading,
     nvml,
     parameters,
-    small_values,
     torch_cuda,
     triton_driver,
 )
@@ -102,7 +101,6 @@ class Pretence:
     def before_worker(self) -> None:
         """Answer for the model loader. Call when the engine's configuration is made and its worker is not."""
         parameters.install(self.patches)
-        small_values.install(self.patches, self.mode.fake)
         model_loading.install(self.patches, self.device, self.mode.fake, self.checkpoint)
         humming.install(self.patches, self.device)
         flashinfer.install(self.patches, self.device)

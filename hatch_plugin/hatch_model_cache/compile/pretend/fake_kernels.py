@@ -31,6 +31,9 @@ class FakeKernel:
     asked_in: str = ""
 
 
+ARRAYS = ("vllm/model_executor/layers/quantization/utils/quant_utils.py",)
+"""Files of vllm 0.33.0 that unpack and pack weights on the host: shapes follow from shapes there."""
+
 _TMA_ALIGNMENT = 4
 """Rows of 32-bit scales are padded to a multiple of this: 16 bytes."""
 

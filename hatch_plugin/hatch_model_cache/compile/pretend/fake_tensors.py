@@ -93,7 +93,7 @@ def _decompose_moves(patches: Patches, fake_tensor: Any) -> None:
 
 def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours: Any) -> None:
     """Outside tracing, ``.item()`` and ``bool()`` of a tensor without storage answer 1 / 1.0 / True, and ``.numpy()``
-    zeros; each is logged."""
+    zeros where that is known to be enough; each is logged."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -132,7 +132,12 @@ def _answer_host_reads(patches: Patches, device: Device, fake_tensor: Any, ours:
     def numbers(self: Any, *, force: bool = False) -> Any:
         if self.fake_mode is not ours:
             return torch._C.TensorBase.numpy(self, force=force)
-        device.log.stand_ins[(_site(), "an array of zeros")] += 1
+        site = _site()
+        if not site.startswith(fake_kernels.ARRAYS):
+            raise MissingFakeKernelError(
+                f"all values of a tensor without any are asked for at {site}; see {fake_kernels.__name__}.ARRAYS"
+            )
+        device.log.stand_ins[(site, "an array of zeros")] += 1
         with _disable_current_modes():
             return torch.zeros(tuple(self.shape), dtype=self.dtype).numpy()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from . import header_loader
+from . import header_loader, small_values
 from .device import Device
 from .header_loader import Checkpoint
 from .patches import Patches
@@ -31,15 +31,20 @@ def install_loader(
     """Replace the loader by one that reads no weights and makes the model inside `mode`.
 
     Args:
-        fake: the ``FakeTensorMode`` that tensors of a checkpoint are made in.
+        fake: the ``FakeTensorMode`` of tensors without storage; in it tiny ones that the engine writes down, or a
+            checkpoint has, carry their values.
         checkpoint: whose headers its model is loaded from; None, and for other models: nothing is loaded.
     """
     import vllm.model_executor.model_loader as loading
     import vllm.model_executor.model_loader.dummy_loader as dummy
 
-    patches.set_everywhere(
-        dummy, "initialize_single_dummy_weight", lambda *_, **__: None, why="there is no storage", checked=checked
-    )
+    forget = small_values.install(patches, fake)
+
+    def fill(tensor: Any, *_: Any, **__: Any) -> None:
+        forget(tensor)  # what the engine has put there waits for a checkpoint's
+
+    why = "there is no storage"
+    patches.set_everywhere(dummy, "initialize_single_dummy_weight", fill, why=why, checked=checked)
 
     # where the type checker runs there is no vLLM, so its classes are of no known type
     class ShapesOnlyLoader(dummy.DummyModelLoader):  # type: ignore[misc]

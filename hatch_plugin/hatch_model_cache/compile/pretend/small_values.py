@@ -7,7 +7,7 @@ with something known: kernels fill such tensors, which is not seen here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,12 @@ TINY = 64
 """Numbers that a tensor may have to be carried: the tiny ones of a checkpoint, stacked for the parts of a layer."""
 
 
-def install(patches: Patches, fake: Any) -> None:
-    """Carry values through every operation in `fake`, a ``FakeTensorMode``, outside of traces."""
+def install(patches: Patches, fake: Any) -> Callable[[Any], None]:
+    """Carry values through every operation in `fake`, a ``FakeTensorMode``, outside of traces.
+
+    Returns:
+        what forgets the value of a tensor, and of all that look at the same numbers.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -43,6 +47,7 @@ def install(patches: Patches, fake: Any) -> None:
         return result
 
     patches.set(FakeTensorMode, "dispatch", carry, why="some tiny tensors have values", checked=CHECKED)
+    return values.forget
 
 
 def _for_real() -> Any:
@@ -70,6 +75,11 @@ class _Values:
         """The value of a tensor; None if it, or a part of it, is not known."""
         value, numbers = self._of(tensor)
         return value if numbers.known else None
+
+    def forget(self, tensor: Any) -> None:
+        """Something unknown is written over all of it."""
+        _, numbers = self._of(tensor)
+        numbers.known = False
 
     def _of(self, tensor: Any) -> tuple[Any, _Numbers]:
         from torch._subclasses.fake_tensor import FakeTensor
