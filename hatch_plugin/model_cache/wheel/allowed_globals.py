@@ -180,6 +180,7 @@ _TORCH = {
     "torch.fx.graph": "CodeGen",
     "torch.fx.immutable_collections": "immutable_dict immutable_list",
     "torch.nn.parameter": "Parameter",
+    "torch.return_types": "max min",  # tuples with names, in graphs of vllm 0.31.0
     "torch.serialization": "_get_layout",
     "torch.torch_version": "TorchVersion",
     "torch.utils._ordered_set": "OrderedSet",

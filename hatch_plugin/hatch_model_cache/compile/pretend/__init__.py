@@ -20,6 +20,7 @@ from hatch_model_cache.targets import Target
 
 from ..engines.layout import PER_RANK
 from . import (
+    deep_gemm,
     distributed,
     fake_tensors,
     flashinfer,
@@ -104,6 +105,7 @@ class Pretence:
         model_loading.install(self.patches, self.device, self.mode.fake, self.checkpoint)
         humming.install(self.patches, self.device)
         flashinfer.install(self.patches, self.device)
+        deep_gemm.install(self.patches, self.device)
         if self.device.count > 1:
             distributed.install_communicators(self.patches)
 
