@@ -122,6 +122,31 @@ def test_of_the_piecewise_path_kernels_are_looked_at_too(tmp_path: Path) -> None
     assert any("1 kernels are for sm_80, the target is sm_90a" in problem for problem in build.problems())
 
 
+def with_kernels_of_the_engine(build: Build, target: str) -> None:
+    """Have the engine leave a kernel of its own, compiled for `target`, beside its artifact."""
+    [artifact] = build.result()["artifacts"]
+    cubin = build.file().parents[1] / "inductor_cache/triton/0/ABC/_some_kernel.cubin"
+    cubin.parent.mkdir(parents=True)
+    cubin.write_bytes((fake_engine.CUBINS / f"{fake_engine.ARCHS[target]}-ptxas.cubin").read_bytes())
+    kept = {"path": cubin.relative_to(build.file().parents[1]).as_posix(), "source": str(cubin)}
+    artifact["beside"] = [{**kept, "kind": "triton-kernel", "contains": ["cubin"]}]
+
+
+def test_the_engines_own_kernels_are_kept_beside_every_key(tmp_path: Path) -> None:
+    build = Build(tmp_path)
+    with_kernels_of_the_engine(build, H100)
+    entries = build.collect().contents.entries
+    assert {len(entry.files) for entry in entries} == {2}
+    assert {file.kind for entry in entries for file in entry.files} == {"vllm-aot-model", "triton-kernel"}
+
+
+def test_a_kernel_of_the_engine_for_another_gpu_is_refused(tmp_path: Path) -> None:
+    build = Build(tmp_path)
+    with_kernels_of_the_engine(build, A100)
+    said = f"{H100} rank 0: backbone: beside it, 1 kernels are for sm_80, the target is sm_90a"
+    assert build.problems() == [said]
+
+
 def test_the_logs_are_kept_beside_the_artifacts(tmp_path: Path) -> None:
     build = Build(tmp_path, **TP2)
     build.collect()

@@ -136,10 +136,11 @@ def write_recipe(
     drafts: Mapping[str, Path] | None = None,
     engine: str = "vllm==0.33.0",
     packages: str | None = None,
+    components: Sequence[str] = (),
 ) -> Path:
     """A recipe project for `model_dir`, and the directories of `drafts`, under `project`.
 
-    packages: the option `packages-directory`.
+    packages: the option `packages-directory`; components: the option of that name.
     """
     from hatch_model_cache import targets as known
     from hatch_model_cache.recipe import naming
@@ -172,6 +173,7 @@ hardware = "{hardware}"
 serve-args = {lists[2]}
 environment = {{ {", ".join(variables)} }}
 drafts = {{ {", ".join(named)} }}
+components = {json.dumps(list(components))}
 {f"packages-directory = {json.dumps(packages)}" if packages else ""}
 """
     )

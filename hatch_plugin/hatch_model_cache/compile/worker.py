@@ -90,9 +90,9 @@ def run(job: Mapping[str, Any], scratch: Path, progress: Progress) -> dict[str, 
             ``version`` (None: any known one), ``target`` (its record), ``serve_arguments`` (what the adapter's
             ``parse`` takes: what follows ``vllm serve``, the model first), for the first two ``served_as``, ``rank``,
             ``layout`` (which GPU each rank uses; else it is as this process's environment has it) and ``packages``
-            (`Surroundings.packages`), and for a compile ``evidence`` (None, or a directory for what kernels were made
-            from), ``native`` (whether a GPU is the one that is here) and ``checkpoint`` (None, or the fields of
-            `pretend.header_loader.Checkpoint`).
+            (`Surroundings.packages`), and for a compile ``components`` (what is wanted beside, of an adapter that has
+            any), ``evidence`` (None, or a directory for what kernels were made from), ``native`` (whether a GPU is the
+            one that is here) and ``checkpoint`` (None, or the fields of `pretend.header_loader.Checkpoint`).
         scratch: directory of this process.
         progress: told of stages and kernels.
     """
@@ -154,7 +154,8 @@ def _compile(
     record = recording.Record(job["target"]["name"], Path(job["evidence"]) if job["evidence"] else None)
     if job["target"]["kind"] == "gpu":
         recording.install(surroundings.patches, record)
-    compiled = adapter.compile_rank(surroundings, config, job["served_as"], job["rank"], progress.stage)
+    more = {"components": job["components"]} if job["components"] else {}
+    compiled = adapter.compile_rank(surroundings, config, job["served_as"], job["rank"], progress.stage, **more)
     log = surroundings.log
     return {
         **_described(adapter, surroundings, config, compiled),

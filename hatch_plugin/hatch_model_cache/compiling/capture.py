@@ -50,6 +50,8 @@ def capture(recipe: Recipe, root: Path) -> Way:
             f"what {recipe.engine_name} leaves cannot be captured: it is native code, and nothing in the cache root "
             "says for which CPU; compile it on such a machine"
         )
+    if recipe.components:
+        raise UsageError("of a cache root only compiled models are captured: leave `components` away, or compile")
     if not entries(root):
         raise NotFoundError(f"{printable(str(root))}: no engine has left a compiled model there")
     return Way("describe", "capture", NEEDED, functools.partial(_taken, root))

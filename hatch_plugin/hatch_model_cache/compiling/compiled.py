@@ -15,7 +15,7 @@ from typing import Any
 import model_cache
 from hatch_model_cache import cubin
 from hatch_model_cache.compile import engines
-from hatch_model_cache.compile.engines import vllm_rank
+from hatch_model_cache.compile.engines import vllm_rank, vllm_warmup
 from hatch_model_cache.packing import artifacts
 from hatch_model_cache.recipe.checkpoint import Headers
 from hatch_model_cache.recipe.recipe import Recipe, config_sha256
@@ -155,6 +155,8 @@ def _problems(recipe: Recipe, rank: RankResult, target: AnyTarget) -> Iterator[s
             yield from (f"{rank}: leftover file {p.name} beside {prefix}" for p in path.parent.iterdir() if p != path)
         code = _no_native_code(artifact) if isinstance(target, CpuTarget) else _kernel_problems(held, target, known)
         yield from (f"{rank}: {prefix}: {problem}" for problem in code)
+        if isinstance(target, Target):
+            yield from (f"{rank}: {prefix}: beside it, {problem}" for problem in _beside_problems(artifact, target))
 
 
 def _another_machine(rank: RankResult, target: AnyTarget) -> Iterator[str]:
@@ -183,13 +185,23 @@ def _kernel_problems(held: Sequence[Path], target: Target, known: set[str]) -> I
     shipped = [kernel for path in held for kernel in cubin.embedded(path.read_bytes())]
     if not shipped:
         yield "no GPU kernel in the artifact"
-    wrong = Counter(cubin.architecture(c) for c in shipped)
-    wrong.pop(target.ptx_arch, None)
-    for arch, count in sorted(wrong.items()):
-        yield f"{count} kernels are for {arch}, the target is {target.ptx_arch}"
+    yield from _for_another_gpu(shipped, target)
     strangers = {hashlib.sha256(c).hexdigest() for c in shipped} - known
     if strangers:
         yield f"{len(strangers)} kernels in the artifact were not compiled by this process"
+
+
+def _beside_problems(artifact: Mapping[str, Any], target: Target) -> Iterator[str]:
+    """What is wrong with the engine's own kernels, each a file of its own beside the artifact."""
+    own = [file for file in artifact["beside"] if file["kind"] == vllm_warmup.KIND and "cubin" in file["contains"]]
+    yield from _for_another_gpu([Path(file["source"]).read_bytes() for file in own], target)
+
+
+def _for_another_gpu(cubins: Sequence[bytes], target: Target) -> Iterator[str]:
+    wrong = Counter(cubin.architecture(c) for c in cubins)
+    wrong.pop(target.ptx_arch, None)
+    for arch, count in sorted(wrong.items()):
+        yield f"{count} kernels are for {arch}, the target is {target.ptx_arch}"
 
 
 def _missing_ranks(recipe: Recipe, results: Sequence[RankResult]) -> Iterator[str]:

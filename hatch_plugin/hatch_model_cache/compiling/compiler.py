@@ -291,6 +291,7 @@ def _run(
         "serve_arguments": [str(scratch / "model"), *recipe.engine_arguments],
         "served_as": list(recipe.served_as),
         "checkpoint": headers and {"directory": str(scratch / "model"), "values": list(headers.named)},
+        "components": list(recipe.components),
         "evidence": str(directory / artifacts.EVIDENCE) if recipe.keeps_evidence else None,
     }
     cache = engines.adapter(recipe.engine_name).environment(directory / "cache")

@@ -44,6 +44,8 @@ def _problems(recipe: Recipe, wanted: list[Target]) -> Iterator[str]:
             yield f"{target.name} is wanted, and the first GPU is another: {'; '.join(values)}"
     if len(engines.adapter(recipe.engine_name).expected_ranks(recipe.serve_args)) > 1:
         yield "several ranks would need several GPUs at once: set the parallel sizes in the arguments to 1"
+    if recipe.components:
+        yield "what the engine compiles beside the model is compiled for a pretended GPU only: leave `components` away"
     if recipe.keeps_evidence:
         yield "what kernels were made from is noted for a pretended GPU only: leave `keep` and `selfcheck` away"
     if recipe.checkpoint is not None:

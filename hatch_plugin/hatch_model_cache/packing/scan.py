@@ -22,6 +22,9 @@ NEVER_PACKED = frozenset(("cache_key_factors.json",))
 NINJA = frozenset(("build.ninja", ".ninja_log", ".ninja_deps"))
 """A tree that ninja builds in: it judges by file times, which no wheel keeps, and mixes old and new objects."""
 
+TRITON_GROUP = "__grp__"
+"""How Triton's files begin that hold absolute paths; a deploy writes them for its place (`store.groups`)."""
+
 _TEXT = frozenset(("json", "ptx", "source"))
 _TEXT_SUFFIXES = frozenset((".json", ".py", ".txt", ".ptx", ".cpp", ".cu", ".yaml", ".ll", ".ttir", ".ttgir"))
 
@@ -45,6 +48,8 @@ def file_problems(artifacts: Artifacts, watch: Watch) -> list[str]:
             problems.append(f"{entry.directory}/{file.path}: dumps environment values and is never packed")
         if Path(file.path).name in NINJA:
             problems.append(f"{entry.directory}/{file.path}: ninja judges by file times, so its trees are never packed")
+        if Path(file.path).name.startswith(TRITON_GROUP):
+            problems.append(f"{entry.directory}/{file.path}: holds absolute paths of the machine that it was made on")
         if file.path.lower().endswith(LEFTOVERS):
             problems.append(f"{entry.directory}/{file.path}: is the leftover of an unfinished write")
     for name in sorted(listed.keys() & seen):

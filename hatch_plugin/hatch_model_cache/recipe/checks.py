@@ -15,7 +15,7 @@ from hatch_model_cache.compile import engines
 from hatch_model_cache.compile.engines import layout
 from hatch_model_cache.packing.leaks import secret_kind, secret_name
 from hatch_model_cache.packing.wheel_size import size_problem
-from hatch_model_cache.recipe import checkpoint, config_checks, naming, object_store, program_checks
+from hatch_model_cache.recipe import checkpoint, component_checks, config_checks, naming, object_store, program_checks
 from hatch_model_cache.recipe.recipe import options
 from hatch_model_cache.recipe.toml_words import as_text, given
 from model_cache.wheel.names import printable
@@ -78,6 +78,7 @@ class _Checker:
             "hardware": self.string("hardware", check=_word_problem),
             "variant": self.string("variant", check=_word_problem),
             "max_wheel_size": self.string("max-wheel-size", check=size_problem),
+            "components": self.strings("components", may_be_empty=True),
             "keep": self.strings("keep", may_be_empty=True),
             "selfcheck": self.boolean("selfcheck"),
         }
@@ -91,6 +92,8 @@ class _Checker:
         self.speculative(values["serve_args"], values["drafts"])
         if wrong := object_store.environment_problem(values["served_as"], values["environment"]):
             self.problem(f"environment.{object_store.VARIABLE}", wrong)
+        for key, text in component_checks.problems(values):
+            self.problem(key, text)
         self.evidence(values["targets"], values["keep"], selfcheck=values["selfcheck"])
         self.layout(values["targets"])
         self.packages(values["environment"])

