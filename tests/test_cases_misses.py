@@ -54,6 +54,13 @@ class TestA03:
         assert "rank_0_0/index.json" in problem
         assert "the builder's home directory (/build)" in problem
 
+    def test_tritons_own_index_is_refused_wherever_it_leads(self, tmp_path: Path) -> None:
+        path = "inductor_cache/triton/0/ABC/__grp__kernel.json"
+        with pytest.raises(DamagedError) as caught:
+            packed_with(tmp_path, path, b'{"child_paths": {"kernel.cubin": "/cache/kernel.cubin"}}')
+        [problem] = caught.value.problems
+        assert problem.endswith(f"{path}: holds absolute paths of the machine that it was made on")
+
     def test_one_that_names_places_in_the_cache_is_packed(self, tmp_path: Path) -> None:
         assert packed_with(tmp_path, "rank_0_0/index.json", b'{"artifact": "rank_0_0/backbone"}', home="/build")
 

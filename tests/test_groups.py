@@ -96,6 +96,16 @@ def test_where_the_root_has_moved_the_next_deploy_writes_it_for_the_new_place(tm
     assert not moved.exists() or list(moved.iterdir()) == []
 
 
+def test_in_an_overlay_it_leads_to_the_overlay(tmp_path: Path, root: Path) -> None:
+    place = site(tmp_path, KERNEL)
+    base = tmp_path / "base"
+    run(place, base)
+    run(place, root, base_path=str(base))
+    assert (root / f"{ENTRY_ONE}/{KERNEL}.cubin").is_symlink()
+    assert all(path.startswith(f"{root}/") for path in children(root).values())
+    assert all(path.startswith(f"{base}/") for path in children(base).values())
+
+
 def test_what_triton_has_written_stays(tmp_path: Path, root: Path) -> None:
     (root / GROUP).parent.mkdir(parents=True)
     (root / GROUP).write_text('{"child_paths": {}}')

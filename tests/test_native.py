@@ -57,9 +57,10 @@ def test_no_gpu_another_gpu_and_several_ranks_are_refused(tmp_path: Path, monkey
     another = f"device_name is NVIDIA H200, not {H100['device_name']}; sm_count is 1, not {H100['sm_count']}"
     weights = checkpoints.write(tmp_path / "weights/model.safetensors", {"a": ("F32", [2])}).parent
     with pytest.raises(UsageError) as caught:
-        native.native(recipe(tmp_path, keep=["ptx"], checkpoint=str(weights)))
+        native.native(recipe(tmp_path, keep=["ptx"], checkpoint=str(weights), components=["triton"]))
     assert [*caught.value.problems] == [
         f"h100-sxm5-80gb is wanted, and the first GPU is another: {another}",
+        "what the engine compiles beside the model is compiled for a pretended GPU only: leave `components` away",
         "what kernels were made from is noted for a pretended GPU only: leave `keep` and `selfcheck` away",
         "there the weights are random, and no header is looked at: leave `checkpoint` away",
     ]

