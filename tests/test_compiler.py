@@ -163,6 +163,7 @@ def test_the_engine_sees_the_recipe_and_nothing_of_this_machine(
         "serve_arguments": [str(scratch / "model"), *wanted.serve_args],
         "served_as": list(wanted.served_as),
         "checkpoint": None,
+        "components": [],
         "evidence": None,
     }
     assert seen["arguments"][:2] == ["-s", "-P"]
