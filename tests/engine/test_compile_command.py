@@ -86,6 +86,7 @@ def test_the_surroundings_of_a_real_gpu(cpu_engine_python: str, tmp_path: Path) 
         "rank": 0,
         "serve_arguments": [str(MODEL), "--max-model-len", "512", "--load-format", "safetensors"],
         "served_as": ["./llama-tiny"],
+        "components": [],
         "evidence": None,
     }
     (tmp_path / "job.json").write_text(json.dumps(job))

@@ -27,11 +27,13 @@ OF_SAMPLING = {"_apply_grammar_bitmask_kernel", "_min_p_kernel", "_penalties_ker
 
 @pytest.fixture(scope="module")
 def built(engine_python: str, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The tiny Llama with the engine's own kernels."""
+    """The tiny Llama with the engine's own kernels, and what its other kernels were made from."""
     place = tmp_path_factory.mktemp("warmup")
     project = write_recipe(
         place / "recipe", MODELS / "llama-tiny", "example/llama-tiny", [MODEL], [TARGET], components=["triton"]
     )
+    with (project / "pyproject.toml").open("a") as recipe:
+        recipe.write('keep = ["ptx"]\n')
     done = compile_recipe(project, place / "artifacts", engine_python)
     assert done.returncode == 0, done.stdout + done.stderr
     return Built(project, place / "artifacts", pack(project, place / "artifacts"), "example/llama-tiny", MODEL)

@@ -287,10 +287,25 @@ def _keep(path: Path, out: Path, source: str, name: str, described: Mapping[str,
 
 
 def _keep_evidence(results: Sequence[RankResult], out: Path) -> None:
-    """What kernels were made from, if the processes were to keep it; ranks share most of it."""
+    """What kernels were made from, if the processes were to keep it; ranks share most of it.
+
+    Not of the engine's own kernels, which are not in the manifest's list.
+    """
     for rank in results:
-        if (rank.directory / artifacts.EVIDENCE).is_dir():
-            shutil.copytree(rank.directory / artifacts.EVIDENCE, out / artifacts.EVIDENCE, dirs_exist_ok=True)
+        listed = _texts(rank.result)
+        for path in (rank.directory / artifacts.EVIDENCE).glob("*"):
+            if path.name in listed:
+                (out / artifacts.EVIDENCE).mkdir(exist_ok=True)
+                shutil.copyfile(path, out / artifacts.EVIDENCE / path.name)
+
+
+def _texts(result: Mapping[str, Any]) -> set[str]:
+    """Names of the texts that the kernels and regions of a result were made from."""
+    lineages = [kernel["lineage"] for kernel in result["kernels"] if kernel["lineage"]]
+    made_from = [lineage[name] for lineage in lineages for name in ("source", "ptx")]
+    return {digest for digest in made_from if digest} | {
+        g[name] for g in result["regions"] for name in ("graph", "wrapper")
+    }
 
 
 def _keep_logs(results: Sequence[RankResult], out: Path) -> None:
