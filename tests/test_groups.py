@@ -14,6 +14,7 @@ from factories import snapshot as snapshot_of
 from hatch_model_cache.compile.engines import vllm_warmup
 from model_cache.errors import DamagedError
 from model_cache.store import deploy, groups, state
+from model_cache.store.plan import Adopted
 from model_cache.store.removal import remove
 from model_cache.store.root import Root
 from model_cache.wheel.manifest import from_dict
@@ -104,6 +105,17 @@ def test_in_an_overlay_it_leads_to_the_overlay(tmp_path: Path, root: Path) -> No
     assert (root / f"{ENTRY_ONE}/{KERNEL}.cubin").is_symlink()
     assert all(path.startswith(f"{root}/") for path in children(root).values())
     assert all(path.startswith(f"{base}/") for path in children(base).values())
+
+
+def test_other_weights_that_adopt_the_entry_have_its_kernels_too(tmp_path: Path, root: Path) -> None:
+    place = site(tmp_path, KERNEL)
+    [path] = place.glob("*/manifest.json")
+    [entry] = from_dict(json.loads(path.read_bytes())).entries
+    theirs = ENTRY_ONE.replace("1", "7")
+    run(place, root, adopted=(Adopted.of(entry, theirs),))
+    assert all(path.startswith(f"{root / theirs}/") for path in children(root, GROUP.replace("1", "7")).values())
+    assert children(root)
+    assert remove(NAME, str(root)).left == ()
 
 
 def test_what_triton_has_written_stays(tmp_path: Path, root: Path) -> None:
