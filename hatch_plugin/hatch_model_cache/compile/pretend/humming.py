@@ -1,4 +1,5 @@
-"""Asker: Humming, the kernels that vLLM picks for some 4-bit weights. It asks the driver by an extension of its own.
+"""Asker: Humming, the kernels that vLLM picks for some 4-bit weights, and for fp8 where a GPU has none. It asks
+the driver by an extension of its own.
 
 What it knows of a GPU is listed in humming/csrc/device_info.cpp: what the driver says, and what follows from that by
 the clocks. Not answered here: the L1 cache, and throughput of tensor cores that are not listed; asking stops the build.
@@ -17,8 +18,7 @@ from .patches import Patches
 
 CHECKED = "humming-kernels as vllm 0.31.0 to 0.33.0 require it"
 
-
-_OPERATIONS = {75: 1024, 80: 2048, 86: 1024, 87: 2048, 89: 1024, 90: 4096, 100: 8192, 103: 8192, 120: 1024, 121: 1024}
+_OPERATIONS = {75: 1024, 80: 2048, 86: 1024, 87: 2048, 89: 1024, 90: 4096, 100: 8192, 103: 8192, 120: 1024}
 """sm_version → operations on 16-bit floats that the tensor cores of an SM do in a clock."""
 
 _TIMES = {
