@@ -1,8 +1,8 @@
 """Asker: Humming, the kernels that vLLM picks for some 4-bit weights, and for fp8 where a GPU has none.
 
-It asks the driver by an extension of its own. What it knows of a GPU is listed in humming/csrc/device_info.cpp: what the
-driver says, and what follows from that by the clocks. Not answered here: the L1 cache, and throughput of tensor cores
-that are not listed; asking stops the build.
+It asks the driver by an extension of its own. What it knows of a GPU is listed in humming/csrc/device_info.cpp: what
+the driver says, and what follows from that by the clocks. Not answered here: the L1 cache, and throughput of tensor
+cores that are not listed; asking stops the build.
 """
 
 from __future__ import annotations
