@@ -40,8 +40,8 @@ def install_loader(
 
     forget = small_values.install(patches, fake)
 
-    def fill(tensor: Any, *_: Any, **__: Any) -> None:
-        forget(tensor)  # what the engine has put there waits for a checkpoint's
+    def fill(param: Any, *_: Any, **__: Any) -> None:
+        forget(param)  # what the engine has put there waits for a checkpoint's
 
     why = "there is no storage"
     patches.set_everywhere(dummy, "initialize_single_dummy_weight", fill, why=why, checked=checked)
