@@ -52,7 +52,9 @@ def _one_value(values: Any, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
 
 
 def _one_place(condition: Any) -> Any:
-    return condition.new_zeros((1, condition.dim()), dtype=condition.new_empty(0).long().dtype)
+    import torch
+
+    return condition.new_zeros((1, condition.dim()), dtype=torch.int64)
 
 
 def _required_layout(
